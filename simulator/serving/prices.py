@@ -1,7 +1,7 @@
 """Seconds of an operator of an inference step: a call, then its bytes or its FLOPs, whichever take longer.
 
-Three figures of a family of kernels give the time of any shape on any card (eq. SV2): the time of a call, the share
-of the memory bandwidth and the share of the tensor peak. A profile's own `serving.*` curves come before the shipped
+Four figures of a family of kernels give the time of any shape on any card (eq. SV2): the time of a call, the shares of
+the memory bandwidth and of the tensor peak, and the rows of a group (keys of a query) that tiles waste at the edge. A profile's own `serving.*` curves come before the shipped
 ones, which were measured on Hopper.
 """
 
@@ -22,15 +22,16 @@ MEASURED_ON = ("h200-sxm", "h800-sxm")
 """Cards of the tables behind the shipped curves; on all others they are scaled, which the evidence says."""
 WIDER = {"fp4": "fp8", "fp8": "bf16"}
 """Format in which a card multiplies that lacks one: weights are widened on the way."""
-FIGURES = ("call_time", "bandwidth_fraction", "compute_fraction")
+FIGURES = ("call_time", "bandwidth_fraction", "compute_fraction", "edge")
 
 
 class Laws(NamedTuple):
-    """Curves of the three figures by family of kernels."""
+    """Curves of the four figures by family of kernels."""
 
     call_time: dict[str, MeasuredCurve]
     bandwidth_fraction: dict[str, MeasuredCurve]
     compute_fraction: dict[str, MeasuredCurve]
+    edge: dict[str, MeasuredCurve]
 
 
 _LAWS: BoundedCache[Laws] = BoundedCache(64)
@@ -43,7 +44,7 @@ def laws(profile: CalibrationProfile | None = None) -> Laws:
 
 @lru_cache(maxsize=1)
 def _shipped() -> Laws:
-    return _read(load_profile(SHIPPED), Laws({}, {}, {}))
+    return _read(load_profile(SHIPPED), Laws({}, {}, {}, {}))
 
 
 def _read(profile: CalibrationProfile, base: Laws) -> Laws:
@@ -87,9 +88,8 @@ def peak_flop_per_s(accelerator: Accelerator, op: Operator) -> tuple[float, str]
 
 
 def rows_a_group(op: Operator) -> float:
-    """The x at which the share of the peak is read: rows of a group of a GEMM, keys of a query of attention."""
-    if op.gemm is None:
-        return 1.0
+    """Rows of a group of a GEMM, keys of a query of attention."""
+    assert op.gemm is not None
     return op.gemm.n if op.cls in ("attention_forward", "indexer") else op.gemm.m / op.gemm.groups
 
 
@@ -103,14 +103,15 @@ def price(op: Operator, accelerator: Accelerator, profile: CalibrationProfile | 
     call = _find(found.call_time, op, "call_time")
     share = _find(found.bandwidth_fraction, op, "bandwidth_fraction")
     size = op.bytes_read + op.bytes_written
-    call_s = op.launches * call.curve.at(rows_a_group(op)).value
-    memory_s = size / (accelerator.hbm_bytes_per_s * share.curve.at(size).value)
+    call_s = op.launches * call.curve.ys[0]
+    memory_s = size / (accelerator.hbm_bytes_per_s * share.curve.ys[0])
     compute_s, used, notes = 0.0, [call, share], []
     if op.flop:
-        tensor = _find(found.compute_fraction, op, "compute_fraction")
+        tensor, edge = (_find(getattr(found, name), op, name) for name in ("compute_fraction", "edge"))
         peak, note = peak_flop_per_s(accelerator, op)
-        compute_s = op.flop / (peak * tensor.curve.at(rows_a_group(op)).value)
-        used, notes = [call, share, tensor], [note] if note else []
+        wasted = 1.0 + edge.curve.ys[0] / rows_a_group(op)
+        compute_s = op.flop * wasted / (peak * tensor.curve.ys[0])
+        used, notes = [call, share, edge, tensor], [note] if note else []
     if accelerator.name not in MEASURED_ON:
         notes.append(f"{SHIPPED}: scaled to {accelerator.name} by bandwidth and peak")
     seconds = call_s + max(memory_s, compute_s)
@@ -129,3 +130,12 @@ def price(op: Operator, accelerator: Accelerator, profile: CalibrationProfile | 
         assumptions=tuple(notes),
         depends_on=frozenset(curve.id for curve in used),
     )
+
+
+def eager_seconds(module: str, profile: CalibrationProfile | None = None) -> float:
+    """Host seconds of a module (`mla`, `experts`, `dsa`) whose kernels Python launches one by one; 0 where unknown.
+
+    A GPU that computes faster waits for it.
+    """
+    curve = laws(profile).call_time.get(f"eager-{module}")
+    return curve.curve.ys[0] if curve else 0.0

@@ -1,0 +1,192 @@
+"""Scores the laws of serving operators and of the exchange on public tables, by family and by shapes left out.
+
+A case is one row of a table with the operators that its benchmark ran. Every second shape (expert-parallel size,
+batch, number of tokens) of a family calibrated the shipped laws; the others are the score.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from moesim.hwmodels.accelerator import load_accelerator
+from moesim.simulator.model.attention.dsa import DSA
+from moesim.simulator.model.attention.grouped_query import GQA
+from moesim.simulator.model.attention.mla import MLA
+from moesim.simulator.model.catalogue import load_model
+from moesim.simulator.model.feed_forward.moe import MoE
+from moesim.simulator.model.operator import Operator
+from moesim.simulator.model.primitives import BF16, move, norm
+from moesim.simulator.serving.attention import attention_operators, core
+from moesim.simulator.serving.linear import linear, product
+from moesim.simulator.serving.operators import Load, Rows, Split, experts, router
+from moesim.simulator.serving.prices import eager_seconds, price
+
+Row = dict[str, str]
+
+
+class Case(NamedTuple):
+    """A measured time with the operators behind it.
+
+    `shape`: the sizes that say which cases are left out; `eager`: name of the host time that bounds a module run
+    without a graph, if any.
+    """
+
+    family: str
+    card: str
+    shape: tuple[float, ...]
+    operators: tuple[Operator, ...]
+    seconds: float
+    eager: str = ""
+
+    @property
+    def left_out(self) -> bool:
+        """Whether the shipped laws never saw it: every second size, numbered by the power of two."""
+        return round(sum(math.log2(max(size, 1.0)) for size in self.shape)) % 2 == 1
+
+    @property
+    def predicted_s(self) -> float:
+        """Seconds by the shipped laws."""
+        card = load_accelerator(self.card)
+        device = sum(price(op, card).seconds for op in self.operators)
+        return max(device, eager_seconds(self.eager)) if self.eager else device
+
+
+def conditions(row: Row) -> dict[str, str]:
+    """The `key=value` parts of a row's conditions."""
+    return dict(part.split("=", 1) for part in row["conditions"].split("; ") if "=" in part)
+
+
+# -- experts and latent attention (aiconfigurator, H200) ---------------------------------------------
+
+BLOCK = 128.0
+"""Rows of a block of DeepGEMM's contiguous kernels; engines pad an expert's rows to it."""
+
+
+def expert_case(row: Row, moe: MoE) -> Case:
+    """DeepEPMoE's experts: masked in decode (in a graph), contiguous in prefill (eager).
+
+    `num_tokens` are those of all ranks. In prefill the benchmark hands all of them to the one rank, and its uniform
+    rows are not padded, so that a block holds rows of several experts.
+    """
+    c, decode = conditions(row), row["phase"].startswith("decode")
+    tokens, ep = float(c["num_tokens"]), int(c["ep"])
+    split = Split(ep=ep, weights="fp8", experts="fp8", kernels="deepgemm")
+    if c["distribution"] == "uniform":
+        rows = tokens * moe.top_k / ep
+        blocks = math.ceil(rows / BLOCK) if not decode else rows
+        load = Load(tokens, rows, min(moe.experts / ep, blocks), tokens)
+    else:
+        load = Load.of(moe, split, tokens, alpha=float(c["distribution"].rpartition("_")[2]))._replace(received=tokens)
+        if not decode:
+            load = load._replace(rows=load.rows + load.active * BLOCK / 2)
+    ops = tuple(experts(moe, 7168, load, split, decode))
+    kind = "decode" if decode else "prefill"
+    name = f"experts {kind}, {c['distribution'].partition('_0')[0].partition('_1')[0]}"
+    return Case(name, "h200-sxm", (float(ep),), ops, float(row["value"]) * 1e-3, "" if decode else "experts")
+
+
+def latent_case(row: Row, mla: MLA) -> Case:
+    """SGLang's MLA block: decodes in a graph, prefills eager.
+
+    The benchmark replaces the down-projection by random numbers, and its cache is BF16 (`kv_cache_dtype` is not
+    set in `collector/sglang/collect_wideep_attn.py`).
+    """
+    c, decode = conditions(row), row["phase"].startswith("decode")
+    batch, length, heads = float(c["batch"]), float(c["isl_or_kv"]), int(c["heads"])
+    attention = mla.model_copy(update={"heads": heads})
+    split = Split(weights="fp8")
+    t = batch if decode else batch * length
+    rows = (
+        Rows(t, t, 0.0, t, batch * (length + 1), 0.0) if decode
+        else Rows(t, 0.0, t, batch, 0.0, t * (length + 1) / 2, 1.0, batch, t)
+    )  # fmt: skip
+    ops = [op for op in attention_operators(attention, 7168, rows, split) if not op.name.startswith("qkv_down")]
+    drawn = move("random", "elementwise", "F", 0.0, t * 2112 * BF16, variant="random")
+    backend = "flashinfer" if "flashinfer" in row["system"] else "fa3"
+    name = f"MLA {'decode' if decode else 'prefill'}, {backend}"
+    return Case(name, "h200-sxm", (batch,), (drawn, *ops), float(row["value"]) * 1e-3, "" if decode else "mla")
+
+
+def experts_and_mla(rows: Iterable[Row]) -> Iterator[Case]:
+    """Cases of `experts-and-mla-open.csv`."""
+    shape = load_model("deepseek-v3")
+    mla = shape.layers[-1].attention
+    assert shape.moe is not None and isinstance(mla, MLA)
+    for row in rows:
+        yield expert_case(row, shape.moe) if "DeepEPMoE" in row["system"] else latent_case(row, mla)
+
+
+# -- kernels of the H800 -----------------------------------------------------------------------------
+
+
+def h800_kernels(folder: Path) -> Iterator[Case]:
+    """Cases of `facts/h800-kernels`: DeepGEMM, FlashMLA and FlashAttention 3, by alibaba/InferSim@f2293da."""
+    card = "h800-sxm"
+    for row in _csv(folder / "gemm-data.csv"):
+        m, k, n = (float(row[key]) for key in ("m", "k", "n"))
+        ops = (product("product", m, n, k, "fp8"),)
+        yield Case("GEMM FP8", card, (m,), ops, float(row["latency_us"]) * 1e-6)
+    for phase in ("decode", "prefill"):
+        for row in _csv(folder / f"grouped_gemm-{phase}-data.csv"):
+            groups, m = int(row["num_local_experts"]), float(row["tokens_per_expert"])
+            if groups == 256 and m == 1.0:
+                continue  # half of the experts have no row
+            variant = f"{'masked' if phase == 'decode' else 'contiguous'}-fp8"
+            for name, n, k in (("up", 4096.0, 7168.0), ("down", 7168.0, 2048.0)):
+                op = product(name, m * groups, n, k, "fp8", cls="grouped_gemm", groups=groups, variant=variant)
+                seconds = float(row[f"{name}_proj_us"]) * 1e-6
+                yield Case(f"grouped GEMM FP8, {variant[:-4]}", card, (m, groups), (op,), seconds)
+    for row in _csv(folder / "mla-decode-128-512-64.csv"):
+        batch, keys = float(row["batch_size"]), float(row["kv_len"])
+        op = core("decode", "decode-mla", batch, batch * keys, (576.0, 512.0), batch * keys * 1152.0, 128.0)
+        yield Case("MLA decode kernel", card, (batch, keys), (op,), float(row["latency_us"]) * 1e-6)
+    for row in _csv(folder / "mla-prefill-128-128-64.csv"):
+        n = float(row["seq_len"])
+        op = core("prefill", "prefill-mla", n, n * (n + 1) / 2, (192.0, 128.0), n * 128 * 320 * BF16, 128.0)
+        yield Case("MLA prefill kernel", card, (n,), (op,), float(row["latency_us"]) * 1e-6)
+
+
+def _csv(path: Path) -> list[Row]:
+    opened: Callable[..., object] = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8") as file:  # type: ignore[attr-defined]
+        return list(csv.DictReader(file))
+
+
+# -- the score ---------------------------------------------------------------------------------------
+
+
+class FamilyScore(NamedTuple):
+    """Relative errors of a family: over the shapes that calibrated, and over those left out."""
+
+    family: str
+    fitted: int
+    fitted_median: float
+    left_out: int
+    left_out_median: float
+    left_out_p90: float
+
+
+def scores(cases: Iterable[Case]) -> tuple[FamilyScore, ...]:
+    """Errors by family, and of all together at the end."""
+    errors: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
+    for case in cases:
+        error = abs(case.predicted_s / case.seconds - 1.0)
+        for name in (case.family, "all"):
+            errors[name][case.left_out].append(error)
+    order = sorted(errors, key=lambda name: (name == "all", name))
+    return tuple(
+        FamilyScore(
+            name, len(seen), statistics.median(seen) if seen else math.nan, len(out),
+            statistics.median(out) if out else math.nan, sorted(out)[int(0.9 * len(out))] if out else math.nan,
+        )
+        for name in order
+        for seen, out in (errors[name],)
+    )  # fmt: skip
