@@ -12,21 +12,20 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from moesim.hwmodels.accelerator import load_accelerator
 from moesim.simulator.model.attention.dsa import DSA
-from moesim.simulator.model.attention.grouped_query import GQA
 from moesim.simulator.model.attention.mla import MLA
+from moesim.simulator.model.attention.protocol import Attention
 from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.feed_forward.moe import MoE
 from moesim.simulator.model.operator import Operator
 from moesim.simulator.model.primitives import BF16, move, norm
 from moesim.simulator.serving.attention import attention_operators, core
-from moesim.simulator.serving.linear import linear, product
-from moesim.simulator.serving.operators import Load, Rows, Split, experts, router
+from moesim.simulator.serving.linear import product
+from moesim.simulator.serving.operators import Load, Rows, Split, experts, hyper, router
 from moesim.simulator.serving.prices import eager_seconds, price
 
 Row = dict[str, str]
@@ -56,7 +55,7 @@ class Case(NamedTuple):
         """Seconds by the shipped laws."""
         card = load_accelerator(self.card)
         device = sum(price(op, card).seconds for op in self.operators)
-        return max(device, eager_seconds(self.eager)) if self.eager else device
+        return eager_seconds(self.eager, device) if self.eager else device
 
 
 def conditions(row: Row) -> dict[str, str]:
@@ -84,7 +83,9 @@ def expert_case(row: Row, moe: MoE) -> Case:
         blocks = math.ceil(rows / BLOCK) if not decode else rows
         load = Load(tokens, rows, min(moe.experts / ep, blocks), tokens)
     else:
-        load = Load.of(moe, split, tokens, alpha=float(c["distribution"].rpartition("_")[2]))._replace(received=tokens)
+        load = Load.of(moe, split, tokens, alpha=float(c["distribution"].rpartition("_")[2]))._replace(
+            received=tokens
+        )
         if not decode:
             load = load._replace(rows=load.rows + load.active * BLOCK / 2)
     ops = tuple(experts(moe, 7168, load, split, decode))
@@ -108,11 +109,15 @@ def latent_case(row: Row, mla: MLA) -> Case:
         Rows(t, t, 0.0, t, batch * (length + 1), 0.0) if decode
         else Rows(t, 0.0, t, batch, 0.0, t * (length + 1) / 2, 1.0, batch, t)
     )  # fmt: skip
-    ops = [op for op in attention_operators(attention, 7168, rows, split) if not op.name.startswith("qkv_down")]
+    ops = [
+        op for op in attention_operators(attention, 7168, rows, split) if not op.name.startswith("qkv_down")
+    ]
     drawn = move("random", "elementwise", "F", 0.0, t * 2112 * BF16, variant="random")
     backend = "flashinfer" if "flashinfer" in row["system"] else "fa3"
     name = f"MLA {'decode' if decode else 'prefill'}, {backend}"
-    return Case(name, "h200-sxm", (batch,), (drawn, *ops), float(row["value"]) * 1e-3, "" if decode else "mla")
+    return Case(
+        name, "h200-sxm", (batch,), (drawn, *ops), float(row["value"]) * 1e-3, "" if decode else "mla"
+    )
 
 
 def experts_and_mla(rows: Iterable[Row]) -> Iterator[Case]:
@@ -122,6 +127,51 @@ def experts_and_mla(rows: Iterable[Row]) -> Iterator[Case]:
     assert shape.moe is not None and isinstance(mla, MLA)
     for row in rows:
         yield expert_case(row, shape.moe) if "DeepEPMoE" in row["system"] else latent_case(row, mla)
+
+
+# -- sparse attention and hyper-connections (aiconfigurator, H200) -----------------------------------
+
+MODELS = {"DeepSeek-V3.2": "deepseek-v3.2", "GLM-5": "glm-5", "GLM-5-FP8": "glm-5", "GLM-5.2-FP8": "glm-5.2",
+          "DeepSeek-V4-Pro-FP8": "deepseek-v4-pro"}  # fmt: skip
+
+
+def sparse_case(row: Row) -> Case:
+    """A module of sparse or compressed attention: SGLang's in a graph, vLLM's prefills eager."""
+    c = conditions(row)
+    name = row["conditions"].partition(";")[0]
+    if name.startswith("mhc"):
+        return _hyper_case(row, name, c)
+    shape = load_model(MODELS[row["model"].rpartition("/")[2]])
+    engine = "vllm" if row["system"].startswith("VLLM") else "sglang"
+    batch, isl, past = (float(c[key]) for key in ("batch", "isl", "past_kv"))
+    attention = next(layer.attention for layer in shape.layers if _is(layer.attention, name))
+    split = Split(weights="fp8", cache="bf16" if c["kv"] == "bfloat16" else "fp8", engine=engine)
+    t = batch * isl
+    decode = "generation" in name or isl == 1.0 and "dsv4" in name
+    rows = (
+        Rows(t, t, 0.0, t, batch * (past + 1), 0.0) if decode
+        else Rows(t, 0.0, t, batch, 0.0, t * (past + (isl + 1) / 2), 1.0, batch, batch * (past + isl))
+    )  # fmt: skip
+    ops = attention_operators(attention, shape.hidden, rows, split)
+    kind = name.split("_")[1] if "dsv4" in name else "DSA"
+    family = f"{kind} {'decode' if decode else 'prefill'}, {engine}"
+    eager = "dsa" if engine == "vllm" and not decode else ""
+    return Case(family, "h200-sxm", (batch, isl, past), tuple(ops), float(row["value"]) * 1e-3, eager)
+
+
+def _is(attention: Attention, name: str) -> bool:
+    if isinstance(attention, DSA):
+        return attention.indexer.shared == name.endswith("skip_indexer")
+    indexer = getattr(attention, "indexer", None)
+    return getattr(attention, "ratio", 0) > 0 and (indexer is not None) == ("csa" in name)
+
+
+def _hyper_case(row: Row, name: str, c: Row) -> Case:
+    t, hidden, sites = float(c["tokens"]), int(c["hidden"]), int(c["sites"])
+    mix, spread = hyper(hidden, t, int(c["hc_mult"]), "attn")
+    ops = (mix if name.endswith("pre") else spread) * sites
+    family = f"hyper-connections, {name.partition(' ')[2]}"
+    return Case(family, "h200-sxm", (t,), tuple(ops), float(row["value"]) * 1e-3)
 
 
 # -- kernels of the H800 -----------------------------------------------------------------------------
@@ -141,7 +191,9 @@ def h800_kernels(folder: Path) -> Iterator[Case]:
                 continue  # half of the experts have no row
             variant = f"{'masked' if phase == 'decode' else 'contiguous'}-fp8"
             for name, n, k in (("up", 4096.0, 7168.0), ("down", 7168.0, 2048.0)):
-                op = product(name, m * groups, n, k, "fp8", cls="grouped_gemm", groups=groups, variant=variant)
+                op = product(
+                    name, m * groups, n, k, "fp8", cls="grouped_gemm", groups=groups, variant=variant
+                )
                 seconds = float(row[f"{name}_proj_us"]) * 1e-6
                 yield Case(f"grouped GEMM FP8, {variant[:-4]}", card, (m, groups), (op,), seconds)
     for row in _csv(folder / "mla-decode-128-512-64.csv"):
@@ -152,6 +204,114 @@ def h800_kernels(folder: Path) -> Iterator[Case]:
         n = float(row["seq_len"])
         op = core("prefill", "prefill-mla", n, n * (n + 1) / 2, (192.0, 128.0), n * 128 * 320 * BF16, 128.0)
         yield Case("MLA prefill kernel", card, (n,), (op,), float(row["latency_us"]) * 1e-6)
+
+
+OPERATORS = {
+    "Phi-tiny-MoE-instruct": (256, 0),
+    "Qwen3-30B-A3B-tiny": (128, 1),
+    "qwen3-next-80b-a3b-instruct-reduced-l2": (256, 1),
+}
+"""Elements of a head, and whether queries and keys are normed, of the models of `h800-operators`."""
+
+
+def h800_operators(folder: Path) -> Iterator[Case]:
+    """Cases of `serving/h800-operators`: vLLM's kernels at small shapes, by NetX-lab/Frontier@a4b22df."""
+    for model, (head_dim, normed) in OPERATORS.items():
+        yield from _linears(_csv(folder / model / "linear_op_kernel_only.csv.gz"), head_dim, bool(normed))
+        yield from _attentions(_csv(folder / model / "attention_kernel_only.csv.gz"), head_dim)
+        yield from _fused(_csv(folder / model / "moe_kernel_only.csv.gz"))
+
+
+def _time(row: Row, name: str) -> float:
+    return float(row.get(f"time_stats.{name}.median") or 0.0) * 1e-3
+
+
+def _linears(rows: list[Row], head_dim: int, normed: bool) -> Iterator[Case]:
+    for row in rows:
+        t, tp, hidden = float(row["num_tokens"]), int(row["num_tensor_parallel_workers"]), int(row["n_embd"])
+        heads, kv = int(row["n_head"]) / tp, max(int(row["n_kv_head"]) / tp, 1.0)
+        width = (heads + 2 * kv) * head_dim
+        made: dict[str, Operator] = {
+            "attn_post_proj": product("o_proj", t, hidden, heads * head_dim, "bf16"),
+            "input_layernorm": norm("norm", "F", t, hidden, residual=True),
+            "post_attention_layernorm": norm("norm", "F", t, hidden, residual=True),
+            "attn_rope": move("rope_and_cache", "rope", "F", t * width * BF16, t * width * BF16),
+        }
+        if not normed:
+            made["attn_pre_proj"] = product("qkv_proj", t, width, hidden, "bf16")
+        if shared := float(row.get("share_expert_dim") or 0.0) / tp:
+            made["share_expert_up_proj"] = product("up", t, 2 * shared, hidden, "bf16")
+            made["share_expert_down_proj"] = product("down", t, hidden, shared, "bf16")
+            made["share_expert_act"] = move("act", "swiglu", "F", t * 2 * shared * BF16, t * shared * BF16)
+        for name, op in made.items():
+            family = "GEMM BF16, few rows" if op.gemm else "small kernels"
+            if seconds := _time(row, name):
+                yield Case(family, "h800-sxm", (t,), (op,), seconds)
+
+
+def _attentions(rows: list[Row], head_dim: int) -> Iterator[Case]:
+    for row in rows:
+        if row["mode"] != "even":
+            continue
+        tp, batch = int(row["num_tensor_parallel_workers"]), float(row["batch_size"])
+        heads, kv = int(row["n_q_head"]) / tp, max(int(row["n_kv_head"]) / tp, 1.0)
+        chunk, past, dims = (
+            float(row["prefill_chunk_size"] or 0),
+            float(row["kv_cache_size"]),
+            (head_dim, head_dim),
+        )
+        size = 2 * kv * head_dim * BF16
+        if row["is_prefill"] == "True":
+            t = batch * chunk
+            op = core(
+                "prefill",
+                "prefill-gqa",
+                t,
+                t * (past + (chunk + 1) / 2),
+                dims,
+                batch * (past + chunk) * size,
+                heads,
+            )
+            yield Case(
+                "attention prefill, few keys", "h800-sxm", (batch, chunk), (op,), _time(row, "attn_prefill")
+            )
+        else:
+            op = core(
+                "decode", "decode-gqa", batch, batch * (past + 1), dims, batch * (past + 1) * size, heads
+            )
+            yield Case(
+                "attention decode, few keys", "h800-sxm", (batch, past), (op,), _time(row, "attn_decode")
+            )
+
+
+def _fused(rows: list[Row]) -> Iterator[Case]:
+    for row in rows:
+        t, tp = float(row["num_tokens"]), int(row["num_tensor_parallel_workers"])
+        local, routed = float(row["num_experts_per_device"]), float(row["total_routed_tokens"])
+        if not routed:
+            continue
+        moe = MoE(
+            experts=int(row["num_experts"]), top_k=int(row["router_topk"]), expert_ffn=int(row["expert_hidden_dim"]),
+            scoring="softmax",
+        )  # fmt: skip
+        hidden = int(row["hidden_dim"])
+        load = Load(t, routed, float(row["expert_utilization"]) * local, t)
+        ops = experts(moe, hidden, load, Split(expert_tp=tp), decode=True)
+        seconds = _time(row, "moe_grouped_gemm")
+        yield Case("fused experts BF16, vLLM", "h800-sxm", (t,), tuple(ops[1:]), seconds)
+        gate = router(moe, hidden, t)[0]
+        yield Case("GEMM BF16, few rows", "h800-sxm", (t,), (gate,), _time(row, "moe_gating_linear"))
+
+
+def all_cases(shared: Path) -> list[Case]:
+    """Cases of all tables under a folder with `validation/serving` and `facts`."""
+    serving = shared / "validation" / "serving"
+    return [
+        *experts_and_mla(_csv(serving / "experts-and-mla-open.csv")),
+        *(sparse_case(row) for row in _csv(serving / "sparse-attention-open.csv")),
+        *h800_kernels(shared / "facts" / "h800-kernels"),
+        *h800_operators(serving / "h800-operators"),
+    ]
 
 
 def _csv(path: Path) -> list[Row]:

@@ -7,14 +7,17 @@ prefills with keys and values formed per head. DSA reads chosen keys in the late
 
 from __future__ import annotations
 
+from math import inf
+
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.model.attention.compressed import Compressed
 from moesim.simulator.model.attention.dsa import DSA, Indexer
 from moesim.simulator.model.attention.grouped_query import GroupedQueryAttention
 from moesim.simulator.model.attention.mla import MLA
 from moesim.simulator.model.attention.protocol import Attention, NoAttention
 from moesim.simulator.model.operator import GemmShape, Operator
 from moesim.simulator.model.primitives import BF16, FP32, gemm, move, norm
-from moesim.simulator.serving.linear import Rows, Split, element_bytes, linear
+from moesim.simulator.serving.linear import Rows, Split, element_bytes, linear, product
 
 INDEX_BYTES = 4.0
 """Bytes of one chosen key's position."""
@@ -22,24 +25,39 @@ INDEX_KEY_BYTES = 132.0 / 128.0
 """Bytes of an element of an indexer's key in the cache: FP8 with one FP32 scale a key of 128."""
 
 
-def cache_row_bytes(attention: Attention, split: Split) -> float:
-    """Bytes of one token's keys and values in one layer on one rank; MLA's latent is on every rank of TP.
+def latent_row_bytes(attention: MLA, split: Split) -> float:
+    """Bytes of the latent and rotated key of one token."""
+    return (attention.kv_lora_rank + attention.qk_rope_dim) * element_bytes(split.cache)
 
-    Raises InputError for kinds that serving does not know.
+
+def compressed_key_bytes(attention: Compressed, split: Split) -> float:
+    """Bytes of one key, compressed or of the window, which is its value too."""
+    return attention.head_dim * element_bytes(split.cache)
+
+
+def cache_row_bytes(attention: Attention, split: Split) -> float:
+    """Bytes of one token's keys and values in one layer on one rank; latents are on every rank of TP.
+
+    Compressed keys are those of a long sequence, without its window. Raises InputError for kinds that serving does
+    not know.
     """
-    element = element_bytes(split.cache)
     if isinstance(attention, DSA):
         index = 0.0 if attention.indexer.shared else attention.indexer.head_dim * INDEX_KEY_BYTES
-        return (attention.kv_lora_rank + attention.qk_rope_dim) * element + index
+        return latent_row_bytes(attention, split) + index
     if isinstance(attention, MLA):
-        return (attention.kv_lora_rank + attention.qk_rope_dim) * element
+        return latent_row_bytes(attention, split)
+    if isinstance(attention, Compressed):
+        if not attention.ratio:
+            return 0.0
+        index = attention.indexer.head_dim * INDEX_KEY_BYTES if attention.indexer is not None else 0.0
+        return (compressed_key_bytes(attention, split) + index) / attention.ratio
     if isinstance(attention, GroupedQueryAttention):
         heads = max(attention.kv_heads / split.tp, 1.0)
-        return heads * (attention.sizes.qk_head_dim + attention.sizes.v_head_dim) * element
+        return heads * (attention.sizes.qk_head_dim + attention.sizes.v_head_dim) * element_bytes(split.cache)
     if isinstance(attention, NoAttention):
         return 0.0
     raise InputError(
-        f"serving knows grouped-query, latent and DeepSeek sparse attention so far, not {attention.kind!r}; "
+        f"serving knows grouped-query, latent, DeepSeek sparse and compressed attention, not {attention.kind!r}; "
         "choose a model with one of them"
     )
 
@@ -51,6 +69,8 @@ def attention_operators(attention: Attention, hidden: int, rows: Rows, split: Sp
         return sparse(attention, hidden, rows, split)
     if isinstance(attention, MLA):
         return latent(attention, hidden, rows, split)
+    if isinstance(attention, Compressed):
+        return compressed(attention, hidden, rows, split)
     if isinstance(attention, GroupedQueryAttention):
         return grouped_query(attention, hidden, rows, split)
     return []
@@ -73,15 +93,6 @@ def core(
     )  # fmt: skip
 
 
-def _reach(attention: Attention, keys: float, rows: float) -> float:
-    """Keys seen in all where a window or a choice limits what a query sees; `rows` queries."""
-    if not rows:
-        return 0.0
-    mean = keys / rows
-    reach = getattr(attention, "reach", None)
-    return keys if reach is None else rows * min(mean, float(reach.widest(max(round(mean), 1))))
-
-
 def grouped_query(a: GroupedQueryAttention, hidden: int, rows: Rows, split: Split) -> list[Operator]:
     """Grouped-query attention: one GEMM in, paged attention of decodes and of prefills, one GEMM out.
 
@@ -97,14 +108,16 @@ def grouped_query(a: GroupedQueryAttention, hidden: int, rows: Rows, split: Spli
         out.append(norm("qk_norm", "F", t * (heads + kv_heads), qk))
     if t:
         out.append(move("rope_and_cache", "rope", "F", t * width * BF16, t * (heads * qk * BF16 + row)))
+    cap = inf if a.reach.kind == "full" else float(a.reach.size)
     if rows.decodes:
-        seen = _reach(a, rows.context, rows.decodes)
+        seen = rows.decode_keys(cap)
         read = seen / rows.per_sequence * row
         out.append(core("decode", "decode-gqa", rows.decodes, seen, (qk, v), read, heads))
     if rows.prefills:
-        seen = _reach(a, rows.pairs, rows.prefills)
-        read = max(rows.prefills, rows.cached) * row
-        out.append(core("prefill", "prefill-gqa", rows.prefills, seen, (qk, v), read, heads))
+        read = min(rows.keys_formed, rows.prompts * cap + rows.prefills) * row
+        out.append(
+            core("prefill", "prefill-gqa", rows.prefills, rows.prefill_keys(cap), (qk, v), read, heads)
+        )
     return out + linear("o_proj", t, hidden, heads * v, split.weights)
 
 
@@ -142,7 +155,7 @@ def _absorbed_core(
 
 def _prefill(a: MLA, rows: Rows, split: Split, heads: float) -> list[Operator]:
     """Keys and values formed per head, those of earlier chunks again, and dense attention over them."""
-    formed, qk = max(rows.prefills, rows.cached), a.qk_nope_dim + a.qk_rope_dim
+    formed, qk = rows.keys_formed, a.qk_nope_dim + a.qk_rope_dim
     read = formed * heads * (qk + a.v_dim) * BF16
     return [
         *linear("kv_up", formed, heads * (a.qk_nope_dim + a.v_dim), a.kv_lora_rank, split.weights),
@@ -167,27 +180,49 @@ def latent(a: MLA, hidden: int, rows: Rows, split: Split) -> list[Operator]:
 
 
 def indexer_operators(
-    i: Indexer, hidden: int, query_in: int, rows: float, keys: float, read: float
+    i: Indexer, hidden: int, query_in: int, rows: Rows, key_columns: float, ratio: float = 1.0
 ) -> list[Operator]:
-    """An indexer over `keys` keys in all of `rows` queries, of which `read` keys come from memory.
+    """An indexer: projections, rotation and FP8 cast, scores over the keys before a query, choice.
 
-    Projections, rotation and FP8 cast, scores, choice. Scores go through memory in FP32.
+    `key_columns`: of the projection into keys; `ratio`: tokens behind a key. Scores go through memory in FP32.
     """
-    flop = 2.0 * i.heads * i.head_dim * keys
-    scores = Operator(
-        "indexer.scores", "indexer", "F", "fp8", flop=flop,
-        bytes_read=rows * i.width + read * i.head_dim * INDEX_KEY_BYTES, bytes_written=keys * FP32,
-        gemm=GemmShape(rows, max(round(keys / max(rows, 1.0)), 1), i.head_dim, i.heads),
-    )  # fmt: skip
-    width = float(i.width + i.head_dim)
-    return [
-        *linear("indexer.q_up", rows, i.width, query_in, "fp8"),
-        gemm("indexer.key_and_weights", "F", rows, i.head_dim + i.heads, hidden, "bf16", cls="gate_gemm"),
-        norm("indexer.key_norm", "F", rows, i.head_dim),
-        move("indexer.rope_cast", "rope", "F", rows * width * BF16, rows * width, launches=2),
-        scores,
-        move("indexer.top_k", "indexer_topk", "F", keys * FP32, rows * i.top_k * INDEX_BYTES),
-    ]
+    t, out = rows.tokens, []
+    if t:
+        width = float(i.width + i.head_dim)
+        out = [
+            *linear("indexer.q_up", t, i.width, query_in, "fp8"),
+            gemm(
+                "indexer.key_and_weights",
+                "F",
+                t,
+                round(key_columns) + i.heads,
+                hidden,
+                "bf16",
+                cls="gate_gemm",
+            ),
+            norm("indexer.key_norm", "F", t, i.head_dim),
+            move("indexer.rope_cast", "rope", "F", t * width * BF16, t * width, launches=2),
+        ]
+    for queries, keys, read in (
+        (rows.decodes, rows.decode_keys(ratio=ratio), rows.context / rows.per_sequence / ratio),
+        (rows.prefills, rows.prefill_keys(ratio=ratio), rows.keys_formed / ratio),
+    ):
+        if queries and keys:
+            scores = Operator(
+                "indexer.scores", "indexer", "F", "fp8", flop=2.0 * i.width * keys,
+                bytes_read=queries * i.width + read * i.head_dim * INDEX_KEY_BYTES, bytes_written=keys * FP32,
+                gemm=GemmShape(queries, max(round(keys / queries), 1), i.head_dim, i.heads),
+            )  # fmt: skip
+            chosen = queries * i.top_k * INDEX_BYTES
+            out += [scores, move("indexer.top_k", "indexer_topk", "F", keys * FP32, chosen)]
+    return out
+
+
+def _module(name: str, rows: float, split: Split) -> list[Operator]:
+    """The fixed time of a module of an engine beyond its kernels, if its operators were measured as one."""
+    if not split.engine or not rows:
+        return []
+    return [move(f"{name}.module", "elementwise", "F", 0.0, 0.0, variant=f"{name}-{split.engine}")]
 
 
 def sparse(a: DSA, hidden: int, rows: Rows, split: Split) -> list[Operator]:
@@ -195,23 +230,92 @@ def sparse(a: DSA, hidden: int, rows: Rows, split: Split) -> list[Operator]:
 
     Prompts of at most `top_k` keys run dense, as latent attention, beside the indexer.
     """
-    heads, row, top = a.heads / split.tp, cache_row_bytes(a, split), float(a.indexer.top_k)
+    heads, row, top = a.heads / split.tp, latent_row_bytes(a, split), float(a.indexer.top_k)
     out = _latent_inputs(a, hidden, rows, split)
     if not a.indexer.shared:
-        out += _index(a, hidden, rows, split)
+        query_in = a.q_lora_rank or hidden
+        out += indexer_operators(a.indexer, hidden, query_in, rows, a.indexer.head_dim)
+    form = "" if split.cache == "bf16" else f"-{split.cache}"
     if d := rows.decodes:
-        seen = min(rows.context, d * top)
-        out += _absorbed_core(a, "decode", "decode-sparse", d, seen, seen * row, heads)
+        seen = rows.decode_keys(top)
+        out += _absorbed_core(a, "decode", f"decode-sparse{form}", d, seen, seen * row, heads)
     if p := rows.prefills:
-        if rows.cached <= top * rows.prompts:
+        if rows.keys_formed <= top * rows.prompts:
             out += _prefill(a, rows, split, heads)
         else:
-            seen = min(rows.pairs, p * top)
-            out += _absorbed_core(a, "prefill", "prefill-sparse", p, seen, seen * row, heads)
-    return out + linear("o_proj", rows.tokens, hidden, heads * a.v_dim, split.weights)
+            seen = rows.prefill_keys(top)
+            read = rows.keys_formed * row + p * top * INDEX_BYTES  # queries share keys in the L2
+            out += _absorbed_core(a, "prefill", f"prefill-sparse{form}", p, seen, read, heads)
+    return [*out, *linear("o_proj", rows.tokens, hidden, heads * a.v_dim, split.weights),
+            *_module("dsa", rows.tokens, split)]  # fmt: skip
 
 
-def _index(a: DSA, hidden: int, rows: Rows, split: Split) -> list[Operator]:
-    keys = rows.context + rows.pairs
-    read = rows.context / rows.per_sequence + max(rows.cached, rows.prefills)
-    return indexer_operators(a.indexer, hidden, a.q_lora_rank or hidden, rows.tokens, keys, read)
+def compressed(a: Compressed, hidden: int, rows: Rows, split: Split) -> list[Operator]:
+    """DeepSeek-V4's attention over a window and compressed keys, all of them or those that an indexer chose.
+
+    Every rank forms the keys; queries and the groups of the output are split.
+    """
+    heads, t, d = a.heads / split.tp, rows.tokens, float(a.head_dim)
+    width, out = heads * d, []
+    own = a.indexer is not None and not a.indexer.shared
+    if t:
+        groups = max(a.o_groups / split.tp, 1.0)
+        out = linear("q_and_kv_down", t, a.q_lora_rank + d, hidden, split.weights)
+        out += [
+            norm("latent_norms", "F", t, a.q_lora_rank + a.head_dim),
+            *linear("q_up", t, width, a.q_lora_rank, split.weights),
+        ]
+        out.append(move("norm_rope_and_cache", "rope", "F", t * (width + d) * BF16, t * (width + d) * BF16))
+        if a.ratio:
+            series = 2.0 if a.indexer is not None else 1.0
+            columns = 2.0 * series * d
+            out.append(product("compressor", t, columns, hidden, "bf16"))
+            out.append(
+                move(
+                    "compress",
+                    "elementwise",
+                    "F",
+                    t * columns * BF16,
+                    t * d / a.ratio * BF16,
+                    variant="compress",
+                )
+            )
+    if own and a.indexer is not None:
+        out += indexer_operators(a.indexer, hidden, a.q_lora_rank, rows, 4.0 * a.indexer.head_dim, a.ratio)
+    far = float(a.indexer.top_k) if a.indexer is not None else inf
+    name = "csa" if a.indexer is not None else "hca"
+    window = float(a.window)
+    if rows.decodes:
+        seen = rows.decode_keys(window) + (rows.decode_keys(far, a.ratio) if a.ratio else 0.0)
+        out.append(
+            core(
+                "decode",
+                f"decode-{name}",
+                rows.decodes,
+                seen,
+                (d, d),
+                seen * compressed_key_bytes(a, split),
+                heads,
+            )
+        )
+    if rows.prefills:
+        seen = rows.prefill_keys(window) + (rows.prefill_keys(far, a.ratio) if a.ratio else 0.0)
+        out.append(
+            core("prefill", f"prefill-{name}", rows.prefills, seen, (d, d), rows.keys_formed * d, heads)
+        )
+    if t:
+        rank = groups * a.o_lora_rank
+        out.append(
+            gemm(
+                "o_down",
+                "F",
+                t * groups,
+                a.o_lora_rank,
+                width / groups,
+                "bf16",
+                groups=max(round(groups), 1),
+                variant="batched",
+            )
+        )
+        out += linear("o_proj", t, hidden, rank, split.weights)
+    return [*out, *_module(name, t, split)]

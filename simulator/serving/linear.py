@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
 from typing import NamedTuple
 
 from moesim.simulator.model.operator import Dtype, Operator, OperatorClass
@@ -29,7 +30,8 @@ class Split:
     routed experts. `shared_tp`: ranks that split shared experts, where not `tp` (1: every rank has all of them for
     its own tokens). `weights`, `experts`, `cache`: formats of linear layers, of routed experts, of keys and values.
     `redundant_experts`: replicas over all ranks of a group. `kernels`: family of the experts' kernels, `deepgemm`
-    (masked in decodes, contiguous in prefills) or `fused` (vLLM's and SGLang's Triton kernels).
+    (masked in decodes, contiguous in prefills) or `fused` (vLLM's and SGLang's Triton kernels). `engine`: whose
+    modules have a fixed time of their own (`vllm`, `sglang`, `trtllm`).
     """
 
     tp: int = 1
@@ -41,6 +43,7 @@ class Split:
     redundant_experts: int = 0
     shared_tp: int | None = None
     kernels: str = "fused"
+    engine: str = ""
 
 
 class Rows(NamedTuple):
@@ -58,8 +61,32 @@ class Rows(NamedTuple):
     context: float
     pairs: float
     per_sequence: float = 1.0
-    prompts: float = 0.0
+    prompts: float = 1.0
     cached: float = 0.0
+
+    def decode_keys(self, cap: float = inf, ratio: float = 1.0) -> float:
+        """Keys that decodes see in all where a query sees at most `cap` of every `ratio`-th one."""
+        return self.decodes * min(self.context / self.decodes / ratio, cap) if self.decodes else 0.0
+
+    def prefill_keys(self, cap: float = inf, ratio: float = 1.0) -> float:
+        """The same of prefills, of prompts of equal length (eq. SV4)."""
+        if not self.prefills:
+            return 0.0
+        each = self.prefills / self.prompts
+        end = max(self.keys_formed / self.prompts, each)
+        limit = cap * ratio
+
+        def up_to(x: float) -> float:
+            return x * x / 2.0 if x <= limit else limit * limit / 2.0 + (x - limit) * limit
+
+        return min(self.prompts * (up_to(end) - up_to(end - each)), self.pairs) / ratio
+
+    @property
+    def keys_formed(self) -> float:
+        """Keys of the prompts of prefills, earlier chunks included."""
+        if self.cached or not self.prefills:
+            return self.cached
+        return self.prompts * (self.pairs / self.prefills + (self.prefills / self.prompts - 1.0) / 2.0)
 
     @classmethod
     def of(cls, batch: Batch, per_step: int = 1) -> Rows:

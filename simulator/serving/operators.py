@@ -134,14 +134,15 @@ def experts(moe: MoE, hidden: int, load: Load, split: Split, decode: bool) -> li
     width, row = moe.expert_ffn / split.expert_tp, moe.row_width(hidden)
     columns, groups = width * moe.branches, max(round(load.active), 1)
     family = split.kernels if split.kernels == "fused" else "masked" if decode else "contiguous"
-    variant = f"{family}-{fmt}"
+    few = load.tokens <= (moe.experts + split.redundant_experts) / split.ep  # vLLM's tiles depend on it
+    variant = f"{family}-{fmt}" if family != "fused" else f"fused-{'few' if few else 'many'}-{fmt}"
     in_bytes, act = ACTIVATION_BYTES[fmt], r * width * ACTIVATION_BYTES[fmt]
     up = product("experts.gate_up", r, columns, row, fmt, cls="grouped_gemm", groups=groups, variant=variant)
     down = product("experts.down", r, row, width, fmt, cls="grouped_gemm", groups=groups, variant=variant)
     middle = move("experts.act", "swiglu", "F", r * columns * BF16, act, variant=family)
     if family == "masked":
         return [up, middle, down]
-    tokens = min(load.received, r)
+    tokens = load.received
     if family == "contiguous":
         scatter = move(
             "experts.scatter", "permute", "F", tokens * row * in_bytes, r * row * in_bytes, variant="scatter"
@@ -152,6 +153,19 @@ def experts(moe: MoE, hidden: int, load: Load, split: Split, decode: bool) -> li
     total = move("experts.sum", "permute", "F", r * row * BF16, tokens * row * BF16, variant="sum")
     cast = linear("experts.quantise", tokens, 1.0, row, fmt)[:-1]
     return [align, *cast, up, middle, down, total]
+
+
+def hyper(hidden: int, t: float, streams: int, half: str) -> tuple[list[Operator], list[Operator]]:
+    """Kernels that mix several residual streams into a half's input, and that spread its output over them.
+
+    Hyper-connections of DeepSeek-V4: the streams are read once to mix them, and read and written to add the output.
+    """
+    if streams == 1 or not t:
+        return [], []
+    one = t * hidden * BF16
+    mix = move(f"{half}.mix", "elementwise", "F", streams * one, one, variant="mix")
+    spread = move(f"{half}.spread", "elementwise", "F", (streams + 1) * one, streams * one, variant="spread")
+    return [mix], [spread]
 
 
 def norms(hidden: int, t: float, *names: str) -> list[Operator]:
@@ -171,12 +185,16 @@ def layer_operators(
 ) -> tuple[tuple[Part, tuple[Operator, ...]], ...]:
     """Operators of one layer in the order in which they run, by part."""
     layer, hidden, t = shape.layers[index], shape.hidden, rows.tokens
-    attention = [*norms(hidden, t, "attn_norm"), *attention_operators(layer.attention, hidden, rows, split)]
-    before = norms(hidden, t, "ffn_norm")
+    streams = shape.residual_streams
+    mixed, spread = hyper(hidden, t, streams, "attn")
+    attention = [*mixed, *norms(hidden, t, "attn_norm")]
+    attention += [*attention_operators(layer.attention, hidden, rows, split), *spread]
+    mixed, spread = hyper(hidden, t, streams, "ffn")
+    before = [*mixed, *norms(hidden, t, "ffn_norm")]
     ffn = layer.feed_forward
     if isinstance(ffn, DenseFFN):
         after = dense(ffn.width / split.tp, ffn.gated, hidden, t, split.weights)
-        return ("attention", tuple(attention)), ("dense", (*before, *after))
+        return ("attention", tuple(attention)), ("dense", (*before, *after, *spread))
     if not isinstance(ffn, MoE):
         return (("attention", tuple(attention)),)
     shares = split.shared_tp or split.tp
@@ -185,7 +203,7 @@ def layer_operators(
     routed = experts(ffn, hidden, load, split, decode=rows.prefills == 0.0)
     return (
         ("attention", tuple(attention)),
-        ("router", (*before, *router(ffn, hidden, t))),
+        ("router", (*before, *router(ffn, hidden, t), *spread)),
         ("shared", tuple(shared)),
         ("experts", tuple(routed)),
     )

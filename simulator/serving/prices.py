@@ -1,17 +1,16 @@
 """Seconds of an operator of an inference step: a call, then its bytes or its FLOPs, whichever take longer.
 
-Four figures of a family of kernels give the time of any shape on any card (eq. SV2): the time of a call, the shares of
-the memory bandwidth and of the tensor peak, and the rows of a group (keys of a query) that tiles waste at the edge. A profile's own `serving.*` curves come before the shipped
-ones, which were measured on Hopper.
+A law of few numbers a family of kernels gives the time of any shape on any card (eq. SV2). A profile's own
+`kernel_laws` come before the shipped ones, which were fitted to tables of Hopper.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import NamedTuple
 
 from moesim.hwmodels.accelerator import Accelerator
-from moesim.hwmodels.calibration import CalibrationProfile, MeasuredCurve, load_profile
+from moesim.hwmodels.calibration import CalibrationProfile, KernelLaw, load_profile
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.common.bounded_cache import BoundedCache, Same
 from moesim.simulator.cost.compute import OperatorCost
@@ -19,63 +18,48 @@ from moesim.simulator.model.operator import GEMM_CLASSES, Operator
 
 SHIPPED = "serving-hopper"
 MEASURED_ON = ("h200-sxm", "h800-sxm")
-"""Cards of the tables behind the shipped curves; on all others they are scaled, which the evidence says."""
+"""Cards of the tables behind the shipped laws; on all others they are scaled, which the evidence says."""
 WIDER = {"fp4": "fp8", "fp8": "bf16"}
 """Format in which a card multiplies that lacks one: weights are widened on the way."""
-FIGURES = ("call_time", "bandwidth_fraction", "compute_fraction", "edge")
+PREFIX = "serving."
 
-
-class Laws(NamedTuple):
-    """Curves of the four figures by family of kernels."""
-
-    call_time: dict[str, MeasuredCurve]
-    bandwidth_fraction: dict[str, MeasuredCurve]
-    compute_fraction: dict[str, MeasuredCurve]
-    edge: dict[str, MeasuredCurve]
-
+Laws = Mapping[str, KernelLaw]
+"""Laws by family of kernels."""
 
 _LAWS: BoundedCache[Laws] = BoundedCache(64)
 
 
 def laws(profile: CalibrationProfile | None = None) -> Laws:
-    """The laws of a profile: its own `serving.*` curves, then the shipped ones."""
-    return _shipped() if profile is None else _LAWS.get(Same(profile), lambda: _read(profile, _shipped()))
+    """The laws of a profile: its own, then the shipped ones."""
+    if profile is None or not profile.kernel_laws:
+        return _shipped()
+    return _LAWS.get(Same(profile), lambda: {**_shipped(), **_by_family(profile)})
 
 
 @lru_cache(maxsize=1)
 def _shipped() -> Laws:
-    return _read(load_profile(SHIPPED), Laws({}, {}, {}, {}))
+    return _by_family(load_profile(SHIPPED))
 
 
-def _read(profile: CalibrationProfile, base: Laws) -> Laws:
-    found = Laws(*(dict(figure) for figure in base))
-    for curve in profile.curves:
-        first, _, rest = curve.id.partition(".")
-        family, _, figure = rest.rpartition(".")
-        if first == "serving" and figure in FIGURES:
-            getattr(found, figure)[family] = curve
-    return found
+def _by_family(profile: CalibrationProfile) -> Laws:
+    return {law.id.removeprefix(PREFIX): law for law in profile.kernel_laws}
 
 
 def families(op: Operator) -> tuple[str, ...]:
-    """Families whose figures an operator may have, the nearest first."""
-    if op.cls == "attention_forward":
-        return (op.variant, "attention")
-    if op.cls == "grouped_gemm":
-        kind = op.variant.partition("-")[0]
-        return (f"experts-{op.variant}", f"experts-{kind}", "experts", "gemm")
-    if op.cls in GEMM_CLASSES:
-        return (f"gemm-{op.variant or op.dtype}", "gemm")
-    return (f"{op.cls}-{op.variant}", op.cls, "small")
+    """Families whose law an operator may have, the nearest first: its variant, shortened from the end."""
+    kind = {"attention_forward": "", "grouped_gemm": "experts", "gate_gemm": "gemm"}.get(op.cls, op.cls)
+    variant = op.variant or (op.dtype if kind == "gemm" else "")
+    parts = [part for part in (kind, *variant.split("-")) if part]
+    names = ["-".join(parts[:n]) for n in range(len(parts), 0, -1)]
+    return (*names, "attention" if op.cls == "attention_forward" else "gemm" if op.gemm else "small")
 
 
-def _find(curves: dict[str, MeasuredCurve], op: Operator, figure: str) -> MeasuredCurve:
+def law_of(op: Operator, found: Laws) -> KernelLaw:
+    """The law of an operator's nearest family; raises InputError where there is none."""
     for name in families(op):
-        if name in curves:
-            return curves[name]
-    raise InputError(
-        f"no curve serving.*.{figure} for {op.cls} {op.variant!r}; add serving.{op.cls}.{figure}"
-    )
+        if name in found:
+            return found[name]
+    raise InputError(f"no kernel law for {op.cls} {op.variant!r}; add one with id {PREFIX}{families(op)[0]}")
 
 
 def peak_flop_per_s(accelerator: Accelerator, op: Operator) -> tuple[float, str]:
@@ -96,46 +80,46 @@ def rows_a_group(op: Operator) -> float:
 def price(op: Operator, accelerator: Accelerator, profile: CalibrationProfile | None = None) -> OperatorCost:
     """Time of an operator (eq. SV2) with its evidence.
 
-    Raises InputError where neither the profile nor the shipped laws have a figure of its family, and for a card
-    without a peak of its formats.
+    Raises InputError where neither the profile nor the shipped laws know its family, and for a card without a
+    peak of its formats.
     """
-    found = laws(profile)
-    call = _find(found.call_time, op, "call_time")
-    share = _find(found.bandwidth_fraction, op, "bandwidth_fraction")
+    law, notes = law_of(op, laws(profile)), []
     size = op.bytes_read + op.bytes_written
-    call_s = op.launches * call.curve.ys[0]
-    memory_s = size / (accelerator.hbm_bytes_per_s * share.curve.ys[0])
-    compute_s, used, notes = 0.0, [call, share], []
+    call_s = op.launches * law.call_us * 1e-6
+    if op.gemm is not None and op.cls in GEMM_CLASSES:
+        call_s += op.gemm.k * law.depth_ns * 1e-9
+    least_s = size / accelerator.hbm_bytes_per_s
+    memory_s, compute_s = least_s / law.bandwidth, 0.0
     if op.flop:
-        tensor, edge = (_find(getattr(found, name), op, name) for name in ("compute_fraction", "edge"))
         peak, note = peak_flop_per_s(accelerator, op)
-        wasted = 1.0 + edge.curve.ys[0] / rows_a_group(op)
-        compute_s = op.flop * wasted / (peak * tensor.curve.ys[0])
-        used, notes = [call, share, edge, tensor], [note] if note else []
-    if accelerator.name not in MEASURED_ON:
-        notes.append(f"{SHIPPED}: scaled to {accelerator.name} by bandwidth and peak")
+        notes = [note] if note else []
+        compute_s = op.flop * (1.0 + law.edge / rows_a_group(op)) / (peak * law.peak)
+        least_s = max(least_s, op.flop / peak)
+    if accelerator.name not in MEASURED_ON and law.kind != "measured":
+        notes.append(f"{law.id}: scaled to {accelerator.name} by bandwidth and peak")
+    if law.kind == "assumed":
+        notes.append(f"{law.id}: assumed")
     seconds = call_s + max(memory_s, compute_s)
-    main = used[-1] if compute_s > memory_s else share
-    used.sort(key=lambda curve: curve is not main)
-    residual = max(curve.residual.on(accelerator.architecture).relative for curve in used)
-    least = max(size / accelerator.hbm_bytes_per_s, op.flop / peak if op.flop else 0.0)
+    residual = law.residual.on(accelerator.architecture).relative
     return OperatorCost(
         seconds=seconds,
         bound="launch" if call_s > seconds / 2 else "compute" if compute_s > memory_s else "memory",
-        curve_ids=tuple(curve.id for curve in used),
+        curve_ids=(law.id,),
         extrapolations=(),
         residual=residual,
-        best_seconds=min(seconds, max(least, seconds * (1.0 - residual))),
+        best_seconds=min(seconds, max(least_s, seconds * (1.0 - residual))),
         worst_seconds=seconds * (1.0 + residual),
         assumptions=tuple(notes),
-        depends_on=frozenset(curve.id for curve in used),
+        depends_on=frozenset({law.id}),
     )
 
 
-def eager_seconds(module: str, profile: CalibrationProfile | None = None) -> float:
-    """Host seconds of a module (`mla`, `experts`, `dsa`) whose kernels Python launches one by one; 0 where unknown.
+def eager_seconds(module: str, device_s: float, profile: CalibrationProfile | None = None) -> float:
+    """Seconds of a module (`mla`, `experts`, `dsa`) alone whose kernels Python launches one by one (eq. SV6).
 
-    A GPU that computes faster waits for it.
+    The host's time bounds it; a part of that passes before the main kernels. In a step the host runs ahead, so that
+    its time alone is the bound.
     """
-    curve = laws(profile).call_time.get(f"eager-{module}")
-    return curve.curve.ys[0] if curve else 0.0
+    law = laws(profile)[f"eager-{module}"]
+    host_s = law.call_us * 1e-6
+    return max(host_s, law.lead * host_s + device_s)
