@@ -101,14 +101,21 @@ class Deployment:
         spreads = self._spreads
         return 1.0 + expected_maximum(self.pool.tp * self.pool.dp) * (spreads.clock + spreads.jitter)
 
-    @cached_property
-    def fullest(self) -> float:
-        """Rows of the fullest rank of a group of experts over the mean."""
+    def fullest(self, tokens: float) -> tuple[float, float]:
+        """Rows of the fullest rank over the mean, and its experts with rows, for `tokens` of the group.
+
+        Some experts are popular (`expert_load_cv`) and tokens are dealt at random; with few of them some rank
+        has to read many more experts than the mean (eq. SV10).
+        """
         pool, moe = self.pool, self.shape.moe
-        if moe is None or pool.ep == 1:
-            return 1.0
+        if moe is None or not tokens:
+            return 1.0, 0.0
         local = (moe.experts + pool.redundant_experts) / pool.ep
-        return 1.0 + expected_maximum(pool.ep) * self._spreads.expert_load / sqrt(local)
+        touched = 1.0 - (1.0 - min(moe.top_k / moe.experts, 1.0)) ** tokens
+        z, load = expected_maximum(pool.ep), self._spreads.expert_load
+        rows = sqrt(load**2 / local + pool.ep / (tokens * moe.routed_rows)) if load else 0.0
+        active = local * touched + z * sqrt(local * touched * (1.0 - touched)) * bool(load)
+        return 1.0 + z * rows, min(active, local)
 
     @property
     def _spreads(self) -> Spreads:

@@ -180,7 +180,8 @@ class Terms:
         if moe is None or not tokens:
             return []
         load = Load.of(moe, d.split, tokens)
-        load = load._replace(rows=load.rows * d.fullest)
+        more, active = d.fullest(tokens)
+        load = load._replace(rows=load.rows * more, active=active)
         return self._priced(experts(moe, d.shape.hidden, load, d.split, not prefill), self._routed)
 
     def drafts(self, sequences: float, context: float) -> list[Piece]:
@@ -210,7 +211,7 @@ class Terms:
             out.append(_call(reduced, calls, prefix))
         if apart and isinstance(d.shape.moe, MoE) and tokens:
             if d.exchange == "deepep":
-                sent = tokens / pool.tp * d.fullest
+                sent = tokens / pool.tp * d.fullest(tokens * pool.dp)[0]
                 for operation in ("dispatch", "combine"):
                     call = expert_exchange(
                         fabric, d.shape.moe, hidden, ranks, sent, operation,

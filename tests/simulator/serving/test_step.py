@@ -1,5 +1,6 @@
 """Steps of engines: terms add up, two micro-batches gain where compute can hide the exchange."""
 
+import numpy as np
 import pytest
 
 from moesim.hwmodels.calibration import load_profile
@@ -74,3 +75,14 @@ def test_two_micro_batches_gain_with_many_rows_and_lose_with_few() -> None:
     }
     assert seconds[32, True] > seconds[32, False]
     assert seconds[256, True] < seconds[256, False]
+
+
+def test_with_few_tokens_some_rank_reads_more_experts_than_the_mean() -> None:
+    """Top 8 of 256 experts of 4 tokens on 8 ranks: drawn, 3.8 experts a rank have rows, and 6.6 on the fullest."""
+    few, many = _deployment(tp=8, ep=8).fullest(4), _deployment(tp=8, ep=8).fullest(4_096)
+    draw = np.random.default_rng(1)
+    chosen = draw.random((200, 4, 256)).argsort(axis=2)[:, :, :8]
+    touched = np.array([[len(set(one[one // 32 == rank])) for rank in range(8)] for one in chosen])
+    assert few[1] == pytest.approx(touched.max(axis=1).mean(), rel=0.1)
+    assert many[1] == 32
+    assert few[0] > many[0] > 1.0
