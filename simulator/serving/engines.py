@@ -44,6 +44,8 @@ class Engine(Section):
     """What its share of memory counts: weights, buffers, cache; no buffers; or what is left for the cache."""
     exchange: Literal["allgather", "deepep"]
     """How tokens reach experts by default where attention is data-parallel."""
+    fused_norms: bool
+    """Whether sums over TP in one node also norm, on Hopper and Blackwell and without data parallelism."""
     graph_buckets: Annotated[tuple[PositiveInt, ...], BeforeValidator(_expanded)]
     """Batch sizes of captured decode graphs, in order."""
     graph_prefill: int

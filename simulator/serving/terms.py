@@ -30,6 +30,10 @@ DISPATCH_SMS = 20
 """SMs of DeepEP's normal kernels (deepseek-ai/DeepEP README: Buffer.set_num_sms, 20 to 24)."""
 
 
+FUSED_BYTES = 8.0 * 2**20
+"""Largest buffer that a sum with a norm takes (vllm 0.19.0 config/compilation.py: 0.5 to 64 MiB by ranks)."""
+
+
 class Piece(NamedTuple):
     """One operator or call over all layers of a micro-batch.
 
@@ -123,11 +127,21 @@ class Terms:
     def own(self, tokens: float) -> list[Piece]:
         """Norms, projections, router, dense FFNs and shared experts on the rows of a rank."""
         d, out = self.deployment, []
+        fused = self._fuses(tokens)
         rows, none = Rows(tokens, 0.0, 0.0, 0.0, 0.0, 0.0), Load(0.0, 0.0, 0.0, 0.0)
         for index, times in self._layers:
             for _, ops in layer_operators(d.shape, index, rows, d.split, none):
-                out += self._priced(ops, times)
+                kept = [op for op in ops if op.name not in ("attn_norm", "ffn_norm")] if fused else ops
+                out += self._priced(kept, times)
         return out + self._priced(head(d.shape, rows, d.split), 1)
+
+    def _fuses(self, tokens: float) -> bool:
+        """Whether the sums over TP norm as well, so that the norms before both halves take no kernel."""
+        d, pool = self.deployment, self.deployment.pool
+        inside = pool.dp == pool.pp == 1 < pool.tp <= d.cluster.node.n_gpus
+        known = d.cluster.accelerator.architecture in ("Hopper", "Blackwell")
+        few = tokens * d.shape.hidden * ELEMENT <= FUSED_BYTES
+        return d.engine.fused_norms and inside and known and few and not self._fabric.pcie
 
     def logits(self, sequences: float) -> list[Piece]:
         """Logits of sequences that get a token, gathered from the ranks of TP, and sampling."""
