@@ -115,19 +115,28 @@ def step_tables(options: Sequence[Deployment], load: LoadMoments) -> list[StepTa
             if role == "prefill" or not options[0].engine.mixed:
                 beside = [(IDLE, np.zeros(3))]
             one, every = (_added(model, load, chunk, 1, beside, ranks) for ranks in (1, dp))
-            full = every if chunk >= budget else _added(model, load, float(budget), budget / chunk, beside, dp)
+            full = (
+                every if chunk >= budget else _added(model, load, float(budget), budget / chunk, beside, dp)
+            )
         tables[budget] = StepTable(batches, decode, chunk, one, every, full)
     return [tables[one.pool.max_num_batched_tokens] for one in options]
 
 
 def _added(
-    model: StepModel, load: LoadMoments, tokens: float, prompts: float, beside: Sequence[tuple[Batch, FloatArray]], ranks: int
+    model: StepModel,
+    load: LoadMoments,
+    tokens: float,
+    prompts: float,
+    beside: Sequence[tuple[Batch, FloatArray]],
+    ranks: int,
 ) -> FloatArray:
     """What prompt tokens on so many ranks add to steps of other work, each with its time [level, work (2)]."""
     dp, n = model.deployment.pool.dp, max(round(tokens), 1)
     added = []
     for work, seconds in beside:
-        prompt = work._replace(prefills=max(round(prompts), 1), prefill_tokens=n, prefill_pairs=round(n * load.pairs))
+        prompt = work._replace(
+            prefills=max(round(prompts), 1), prefill_tokens=n, prefill_pairs=round(n * load.pairs)
+        )
         added.append(_step(model, [*[prompt] * ranks, *[work] * (dp - ranks)]) - seconds)
     return np.stack(added if len(added) == 2 else added * 2, axis=1)
 
@@ -204,7 +213,8 @@ class DecodingPool:
         self.most = np.array([max(one.most, 0.05) for one in candidates])
         self.b = 0.02 * (self.most[:, None] / 0.02) ** np.linspace(0.0, 1.0, POINTS)
         decode = [
-            np.interp(b, one.table.batches, one.table.decode[level]) for b, one in zip(self.b, candidates, strict=True)
+            np.interp(b, one.table.batches, one.table.decode[level])
+            for b, one in zip(self.b, candidates, strict=True)
         ]
         gain = np.array([one.deployment.tokens_per_step for one in candidates])[:, None]
         self.extra, self.step = self._with_prompts(candidates, np.stack(decode), gain, level)
@@ -215,7 +225,9 @@ class DecodingPool:
         self, candidates: Sequence[Candidate], decode: FloatArray, gain: FloatArray, level: Level
     ) -> tuple[FloatArray, FloatArray]:
         """Seconds that prompts add to a step on average, and a step with a prompt in it."""
-        ends = np.array([[one.table.one[level], one.table.every[level], one.table.full[level]] for one in candidates])
+        ends = np.array(
+            [[one.table.one[level], one.table.every[level], one.table.full[level]] for one in candidates]
+        )
         last = np.array([max(one.table.batches[-1], 2.0) for one in candidates])[:, None]
         share = np.clip((self.b - 1.0) / (last - 1.0), 0.0, 1.0)
         one, every, full = (ends[:, n, :1] * (1 - share) + ends[:, n, 1:] * share for n in range(3))
@@ -241,18 +253,30 @@ class DecodingPool:
         """Steady states where each of `servers` ranks gets `want` requests a second."""
         load = self.load
         b = _read(self.rate, self.b, want)
-        token, extra, step, busy = (_read(self.b, grid, b) for grid in (self.token, self.extra, self.step, self.busy))
+        token, extra, step, busy = (
+            _read(self.b, grid, b) for grid in (self.token, self.extra, self.step, self.busy)
+        )
         full_step = _read(self.b, self.full_step, b)
         # A request sees the mean of b over its life: two thirds of the variance of a Poisson number, shared by all ranks.
-        crowd = _read(self.b, self.token, np.minimum(b + self._z * np.sqrt(2 * b / (3 * servers)), self.most)) - token
-        met = np.maximum(want * self.ranks * load.outputs * token, 1e-9)  # prompts that a request meets in its life
+        crowd = (
+            _read(self.b, self.token, np.minimum(b + self._z * np.sqrt(2 * b / (3 * servers)), self.most))
+            - token
+        )
+        met = np.maximum(
+            want * self.ranks * load.outputs * token, 1e-9
+        )  # prompts that a request meets in its life
         tpot = token + np.copysign(np.hypot(crowd, self._z * extra / np.sqrt(met)), self._z)
         steps = np.maximum(load.fresh / self._chunk[:, 0], 1.0)
         full_steps = load.fresh / self._budget[:, 0]
         prompts = np.where(self._prompts, _wait(busy, servers, full_steps * full_step, load.spread), 0.0)
         places = _wait(b / self.most, servers * self.most, load.outputs * token, 1.0)
         own, full = steps * step, b / self.most
-        times = [(token / 2, token**2 / 12), _queued(prompts, busy), _queued(places, full), (own, load.spread * own**2)]
+        times = [
+            (token / 2, token**2 / 12),
+            _queued(prompts, busy),
+            _queued(places, full),
+            (own, load.spread * own**2),
+        ]
         ttft = np.where(self._prompts, _percentile(self._z, times), 0.0)
         # Without prompts a sequence that waits for a place has its first token already.
         tpot = np.where(self._prompts, tpot, tpot + (places + self._transfer) / load.outputs)
@@ -313,7 +337,11 @@ def transfer_s(deployment: Deployment, load: LoadMoments) -> float:
     if deployment.role == "both":
         return 0.0
     node = deployment.cluster.node
-    rate = node.scale_up_effective_bytes_per_s if deployment.cluster.nodes == 1 else node.scale_out_effective_bytes_per_s
+    rate = (
+        node.scale_up_effective_bytes_per_s
+        if deployment.cluster.nodes == 1
+        else node.scale_out_effective_bytes_per_s
+    )
     token = cache_bytes_per_token(deployment.shape, deployment.split) / deployment.pool.pp
     return load.inputs * token / rate
 

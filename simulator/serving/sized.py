@@ -19,7 +19,11 @@ SECONDS_PER_HOUR = 3600.0
 
 def pool_text(pool: ServingPool, replicas: int) -> str:
     """A pool in words, such as `4 x TP1 DP8 EP8, 128 sequences`."""
-    degrees = [f"{name}{n}" for name, n in (("TP", pool.tp), ("DP", pool.dp), ("PP", pool.pp), ("EP", pool.ep)) if n > 1]
+    degrees = [
+        f"{name}{n}"
+        for name, n in (("TP", pool.tp), ("DP", pool.dp), ("PP", pool.pp), ("EP", pool.ep))
+        if n > 1
+    ]
     more = [f"+{pool.draft_tokens} drafts"] if pool.draft_tokens else []
     more += ["two-batch overlap"] if pool.two_batch_overlap else []
     return ", ".join([f"{replicas} x {' '.join(degrees) or '1 GPU'}", f"{pool.max_num_seqs} seqs", *more])
@@ -161,12 +165,24 @@ def limits_text(limits: ServingLimits) -> str:
 
 def plan_heads() -> tuple[str, ...]:
     """Heads of the table of plans."""
-    return ("GPUs", "of", "plan", "$/M tokens", "TTFT ms", "TPOT ms", "out tok/s/GPU", "limited by", "closed form")
+    return (
+        "GPUs",
+        "of",
+        "plan",
+        "$/M tokens",
+        "TTFT ms",
+        "TPOT ms",
+        "out tok/s/GPU",
+        "limited by",
+        "closed form",
+    )
 
 
 def plan_cells(row: SizedRow) -> tuple[str, ...]:
     """A plan as a row of its table; the closed form as GPUs, TTFT and TPOT."""
-    gpus = f"{row.gpus}" if row.gpus_low == row.gpus_high else f"{row.gpus} ({row.gpus_low} to {row.gpus_high})"
+    gpus = (
+        f"{row.gpus}" if row.gpus_low == row.gpus_high else f"{row.gpus} ({row.gpus_low} to {row.gpus_high})"
+    )
     return (
         gpus,
         row.accelerator,

@@ -83,7 +83,9 @@ def space_of(vary: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
     for name, values in vary.items():
         key = name.removeprefix("serving.")
         if key not in KEYS:
-            raise InputError(f"serve plan cannot vary {name!r}{nearest(key, list(KEYS))}; it varies {', '.join(KEYS)}")
+            raise InputError(
+                f"serve plan cannot vary {name!r}{nearest(key, list(KEYS))}; it varies {', '.join(KEYS)}"
+            )
         listed = parse_values(values, name) if isinstance(values, str) else tuple(values)
         if not listed:
             raise InputError(f"serve plan: {name} has no values; give one or more")
@@ -91,7 +93,9 @@ def space_of(vary: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
     return space
 
 
-def _degrees(machine: Deployment, space: Mapping[str, tuple[Any, ...]], most: int) -> Iterator[dict[str, int]]:
+def _degrees(
+    machine: Deployment, space: Mapping[str, tuple[Any, ...]], most: int
+) -> Iterator[dict[str, int]]:
     """Ways to spread the model over the GPUs of a replica: stated degrees, else powers of two within rules.
 
     By rule TP stays in a node and divides the query heads; DP without EP is only for experts that TP splits, so
@@ -133,10 +137,12 @@ def kinds(machine: Deployment, space: Mapping[str, tuple[Any, ...]], most: int) 
 
 def _checked(serving: Serving, changes: Mapping[str, Any]) -> Serving:
     try:
-        return Serving.model_validate({**serving.model_dump(), **changes, "prefill": None})
+        return Serving.model_validate({**serving.model_dump(exclude_unset=True), **changes, "prefill": None})
     except ValueError as problem:
         first = str(problem).splitlines()[2].strip() if len(str(problem).splitlines()) > 2 else str(problem)
-        raise InputError(f"serve plan: {', '.join(f'{k}={v}' for k, v in changes.items())}: {first}") from None
+        raise InputError(
+            f"serve plan: {', '.join(f'{k}={v}' for k, v in changes.items())}: {first}"
+        ) from None
 
 
 # -- candidates of one kind --------------------------------------------------------------------------
@@ -227,7 +233,12 @@ class Option:
         """What the few plans that are served differ in: machine, formats, mode and kind of the decoding replica."""
         one = self.decode.deployment
         pool = one.pool.model_dump(exclude=set(_BY_LIMIT))
-        return (one.cluster.name, *(getattr(one.serving, key) for key in FORMATS), self.prefill is None, *pool.values())
+        return (
+            one.cluster.name,
+            *(getattr(one.serving, key) for key in FORMATS),
+            self.prefill is None,
+            *pool.values(),
+        )
 
     def usd_per_hour(self) -> float | None:
         """Price of all GPUs; None where the cluster has none."""
@@ -266,7 +277,7 @@ class _Judged:
 
 
 def _judge(candidates: list[Candidate], load: LoadMoments, limits: ServingLimits, most: int) -> _Judged:
-    form = (PromptPool if candidates and candidates[0].deployment.role == "prefill" else DecodingPool)
+    form = PromptPool if candidates and candidates[0].deployment.role == "prefill" else DecodingPool
     if not candidates:
         return _Judged([], np.zeros(0), np.zeros(0), np.zeros(0), [])
     pool = form(candidates, load, limits)
@@ -277,11 +288,21 @@ def _judge(candidates: list[Candidate], load: LoadMoments, limits: ServingLimits
     return _Judged(candidates, replicas, at.ttft_s, at.tpot_s, by)
 
 
-def _options(by_role: Mapping[str, list[Candidate]], load: LoadMoments, limits: ServingLimits, most: int) -> list[Option]:
+def _options(
+    by_role: Mapping[str, list[Candidate]], load: LoadMoments, limits: ServingLimits, most: int
+) -> list[Option]:
     """All plans of one machine that meet the limits by the closed form."""
     both = _judge(by_role.get("both", []), load, limits, most)
     found = [
-        Option(both.candidates[n], int(both.replicas[n]), None, 0, float(both.ttft_s[n]), float(both.tpot_s[n]), both.limited_by[n])
+        Option(
+            both.candidates[n],
+            int(both.replicas[n]),
+            None,
+            0,
+            float(both.ttft_s[n]),
+            float(both.tpot_s[n]),
+            both.limited_by[n],
+        )
         for n in both.met
     ]
     # An answer's first token comes from the prompts' pool: each pool has its own limit.
@@ -290,14 +311,24 @@ def _options(by_role: Mapping[str, list[Candidate]], load: LoadMoments, limits: 
         d, p = decode.candidates[n], prompts.candidates[m]
         if _same_formats(d, p):
             by = f"decode {decode.limited_by[n]}, prefill {prompts.limited_by[m]}"
-            one = Option(d, int(decode.replicas[n]), p, int(prompts.replicas[m]), float(prompts.ttft_s[m]), float(decode.tpot_s[n]), by)
+            one = Option(
+                d,
+                int(decode.replicas[n]),
+                p,
+                int(prompts.replicas[m]),
+                float(prompts.ttft_s[m]),
+                float(decode.tpot_s[n]),
+                by,
+            )
             if one.gpus <= most:
                 found.append(one)
     return found
 
 
 def _same_formats(one: Candidate, other: Candidate) -> bool:
-    return all(getattr(one.deployment.serving, key) == getattr(other.deployment.serving, key) for key in FORMATS)
+    return all(
+        getattr(one.deployment.serving, key) == getattr(other.deployment.serving, key) for key in FORMATS
+    )
 
 
 # -- served request by request -----------------------------------------------------------------------
@@ -337,17 +368,23 @@ class _Tried:
     output_tokens_per_s: float
 
 
-def _family(scenario: Scenario, option: Option, varied: Sequence[str], load: LoadMoments, most: int) -> _Family:
+def _family(
+    scenario: Scenario, option: Option, varied: Sequence[str], load: LoadMoments, most: int
+) -> _Family:
     serving = option.decode.deployment.serving
     pool = option.decode.deployment.pool
-    pool_keys = tuple(dict.fromkeys(("tp", "dp", "pp", "ep", *_BY_LIMIT, *(k for k in varied if k not in FORMATS))))
+    pool_keys = tuple(
+        dict.fromkeys(("tp", "dp", "pp", "ep", *_BY_LIMIT, *(k for k in varied if k not in FORMATS)))
+    )
     changes = {f"serving.{key}": getattr(pool, key) for key in pool_keys}
     changes |= {f"serving.{key}": getattr(serving, key) for key in FORMATS if key in varied}
     stated = scenario.serving.load if scenario.serving else None
     if stated is not None and stated.log is None:
         stay = load.outputs * option.tpot_s + option.ttft_s
         wanted = ceil(RESIDENCES * stay * load.rate_per_s / 500) * 500
-        changes["serving.load.requests"] = max(stated.requests or 0, min(max(wanted, LEAST_REQUESTS), MOST_REQUESTS))
+        changes["serving.load.requests"] = max(
+            stated.requests or 0, min(max(wanted, LEAST_REQUESTS), MOST_REQUESTS)
+        )
     prompts = None
     if option.prefill is not None:
         other = option.prefill.deployment.pool
@@ -422,7 +459,9 @@ def _with(counts: tuple[int, ...], pool: int, more: int) -> tuple[int, ...]:
 # -- the frontier ------------------------------------------------------------------------------------
 
 
-def _prompts_rate(prompts: list[Candidate], load: LoadMoments, limits: ServingLimits) -> tuple[float, Candidate | None, float]:
+def _prompts_rate(
+    prompts: list[Candidate], load: LoadMoments, limits: ServingLimits
+) -> tuple[float, Candidate | None, float]:
     """Most requests a second and GPU of prompts within the TTFT, the candidate, and its TTFT."""
     best: tuple[float, Candidate | None, float] = (0.0, None, 0.0)
     if not prompts:
@@ -438,7 +477,9 @@ def _prompts_rate(prompts: list[Candidate], load: LoadMoments, limits: ServingLi
     return best
 
 
-def _frontier(by_role: Mapping[str, list[Candidate]], load: LoadMoments, limits: ServingLimits) -> list[FrontierPoint]:
+def _frontier(
+    by_role: Mapping[str, list[Candidate]], load: LoadMoments, limits: ServingLimits
+) -> list[FrontierPoint]:
     """Points of one machine that no other beats: every candidate at several loads, pools in the ratio of the load."""
     found: list[tuple[float, float, float, Candidate, Candidate | None]] = []
     prompt_rate, prompt, prompt_ttft = _prompts_rate(by_role.get("prefill", []), load, limits)
@@ -456,11 +497,21 @@ def _frontier(by_role: Mapping[str, list[Candidate]], load: LoadMoments, limits:
                 rate, ttft = 1 / (1 / rate + 1 / prompt_rate), np.full_like(ttft, prompt_ttft)
             for n in np.flatnonzero((ttft <= (limits.ttft_s or inf)) & np.isfinite(state.tpot_s)):
                 other = prompt if role == "decode" else None
-                found.append((1 / float(state.tpot_s[n]), float(rate[n]) * load.outputs, float(ttft[n]), candidates[n], other))
+                found.append(
+                    (
+                        1 / float(state.tpot_s[n]),
+                        float(rate[n]) * load.outputs,
+                        float(ttft[n]),
+                        candidates[n],
+                        other,
+                    )
+                )
     return [_point(*found[n]) for n in front([one[0] for one in found], [one[1] for one in found])]
 
 
-def _point(speed: float, tokens: float, ttft: float, one: Candidate, prompts: Candidate | None) -> FrontierPoint:
+def _point(
+    speed: float, tokens: float, ttft: float, one: Candidate, prompts: Candidate | None
+) -> FrontierPoint:
     cluster = one.deployment.cluster
     price = cluster.price_per_gpu_hour
     text = pool_text(one.deployment.pool, 1)
@@ -489,11 +540,17 @@ def machines(scenario: Scenario, accelerators: Sequence[str], most: int | None) 
     known = [name for name in shipped_names("accelerators") if has_node(name)]
     found = []
     for text in accelerators:
-        names = [name for name in known if name == text] or [name for name in known if name in (f"{text}-sxm", f"{text}-oam")]
+        names = [name for name in known if name == text] or [
+            name for name in known if name in (f"{text}-sxm", f"{text}-oam")
+        ]
         names = names or [name for name in known if name.startswith(f"{text}-")]
         if len(names) != 1:
             several = f"; it may be {', '.join(names)}" if names else nearest(text, known)
-            raise InputError(f"accelerator {text!r} is not known{several}; known: {', '.join(known)}", key="accelerators", nearest=names)
+            raise InputError(
+                f"accelerator {text!r} is not known{several}; known: {', '.join(known)}",
+                key="accelerators",
+                nearest=names,
+            )
         own = scenario.machine
         if own.accelerator.name == names[0]:
             found.append(scenario)
@@ -531,14 +588,27 @@ def serve_plan(
     """
     loaded = load_scenario(scenario, overrides)
     _check(loaded, objective, modes, top, max_gpus)
-    search = _Search(loaded, objective, machines(loaded, accelerators, max_gpus), space_of(vary or {}), tuple(modes), max_gpus, top)
+    search = _Search(
+        loaded,
+        objective,
+        machines(loaded, accelerators, max_gpus),
+        space_of(vary or {}),
+        tuple(modes),
+        max_gpus,
+        top,
+    )
     return search.run(workers, progress)
 
 
 def _check(scenario: Scenario, objective: str, modes: Sequence[str], top: int, max_gpus: int | None) -> None:
-    for key, value, known in (("objective", objective, OBJECTIVES), *(("modes", mode, MODES) for mode in modes)):
+    for key, value, known in (
+        ("objective", objective, OBJECTIVES),
+        *(("modes", mode, MODES) for mode in modes),
+    ):
         if value not in known:
-            raise InputError(f"{key}={value!r} is not one of {', '.join(known)}{nearest(str(value), list(known))}", key=key)
+            raise InputError(
+                f"{key}={value!r} is not one of {', '.join(known)}{nearest(str(value), list(known))}", key=key
+            )
     if not modes:
         raise InputError(f"modes names none; give one or more of {', '.join(MODES)}", key="modes")
     if not 1 <= top <= 100:
@@ -546,7 +616,9 @@ def _check(scenario: Scenario, objective: str, modes: Sequence[str], top: int, m
     if max_gpus is not None and max_gpus < 1:
         raise InputError(f"max_gpus={max_gpus} must be 1 or more", key="max_gpus")
     if scenario.serving is None:
-        raise InputError(f"scenario {scenario.name} has no section `serving`; add one, such as serving: {{tp: 8}}")
+        raise InputError(
+            f"scenario {scenario.name} has no section `serving`; add one, such as serving: {{tp: 8}}"
+        )
     load = scenario.serving.load
     if load.arrivals == "concurrency":
         raise InputError(
@@ -604,14 +676,20 @@ class _Search:
                 for option in _options(by_role, self.load, self.limits, self.most(self.places[n]))
             ]
             considered = sum(
-                len(by.get("both", [])) + len(by.get("decode", [])) * len(by.get("prefill", [])) for by in by_place
+                len(by.get("both", [])) + len(by.get("decode", [])) * len(by.get("prefill", []))
+                for by in by_place
             )
             if not considered:
-                raise InfeasibleError(f"no replica can be: {'; '.join(f'{n:,} times: {why}' for why, n in refused.most_common(5))}")
+                raise InfeasibleError(
+                    f"no replica can be: {'; '.join(f'{n:,} times: {why}' for why, n in refused.most_common(5))}"
+                )
             if not options:
                 raise InfeasibleError(self._nearest(by_place))
             chosen = self._chosen(options)
-            families = [_family(self.places[n], option, tuple(self.space), self.load, self.most(self.places[n])) for n, option in chosen]
+            families = [
+                _family(self.places[n], option, tuple(self.space), self.load, self.most(self.places[n]))
+                for n, option in chosen
+            ]
             tried: list[list[_Tried]] = [[] for _ in families]
             for done, (at, served) in enumerate(outcomes(pool, settle, families)):
                 tried[at] = served
@@ -625,11 +703,16 @@ class _Search:
         machine = Deployment(place.shape, place.machine, place.calibration, serving, serving)
         found = kinds(machine, self.space, self.most(place))
         if not found:
-            raise InputError(f"serve plan: no degrees of the space fit {self.most(place)} GPUs of {place.machine.name}")
+            raise InputError(
+                f"serve plan: no degrees of the space fit {self.most(place)} GPUs of {place.machine.name}"
+            )
         sequences = tuple(sorted(self.space.get("max_num_seqs", SEQUENCES)))
         budgets = tuple(sorted(self.space.get("max_num_batched_tokens", BUDGETS)))
         size = max(1, min(4, len(found) // 8))
-        return [_Job(tuple(found[at : at + size]), self.load, self.roles, sequences, budgets) for at in range(0, len(found), size)]
+        return [
+            _Job(tuple(found[at : at + size]), self.load, self.roles, sequences, budgets)
+            for at in range(0, len(found), size)
+        ]
 
     def _chosen(self, options: list[tuple[int, Option]]) -> list[tuple[int, Option]]:
         """The best option of each family, best first."""
@@ -652,11 +735,18 @@ class _Search:
         best: list[tuple[float, float, float, str]] = []
         for place, by_role in zip(self.places, by_place, strict=True):
             most, name = self.most(place), place.machine.accelerator.name
-            pools = {role: self._alone(candidates, most) for role, candidates in by_role.items() if candidates}
+            pools = {
+                role: self._alone(candidates, most) for role, candidates in by_role.items() if candidates
+            }
             found = [(ttft, tpot, text) for ttft, tpot, text in pools.get("both", [])]
             prompts = min(pools.get("prefill", [(inf, 0.0, "")]), key=lambda one: one[0])
-            found += [(prompts[0], tpot, f"prefill {prompts[2]}; decode {text}") for _, tpot, text in pools.get("decode", [])]
-            best += [(self._excess(ttft, tpot), ttft, tpot, f"{text} of {name}") for ttft, tpot, text in found]
+            found += [
+                (prompts[0], tpot, f"prefill {prompts[2]}; decode {text}")
+                for _, tpot, text in pools.get("decode", [])
+            ]
+            best += [
+                (self._excess(ttft, tpot), ttft, tpot, f"{text} of {name}") for ttft, tpot, text in found
+            ]
         finite = sorted(one for one in best if one[0] < inf)
         stated = limits_text(limits)
         if not finite:
@@ -686,7 +776,11 @@ class _Search:
         ]
 
     def _excess(self, ttft: float, tpot: float) -> float:
-        return max(ttft / (self.limits.ttft_s or inf), tpot / (self.limits.tpot_s or inf), 0.0 if max(ttft, tpot) < inf else inf)
+        return max(
+            ttft / (self.limits.ttft_s or inf),
+            tpot / (self.limits.tpot_s or inf),
+            0.0 if max(ttft, tpot) < inf else inf,
+        )
 
     def _range(self, one: Candidate, replicas: int, kind: str) -> tuple[float, float, tuple[int, int]]:
         """Best and worst of a time as shares of the predicted one, and replicas at best and worst step times."""
@@ -715,8 +809,16 @@ class _Search:
         usd = None if price is None else gpus * price.value
         tokens = self.load.rate_per_s * (self.load.inputs + self.load.outputs)
         decode = pool_text(one.deployment.pool, counts[0])
-        text = decode if prompts is None else f"prefill {pool_text(prompts.deployment.pool, counts[1])}; decode {decode}"
-        formats = [f"{key} {value}" for key in FORMATS if key in self.space and (value := getattr(one.deployment.serving, key))]
+        text = (
+            decode
+            if prompts is None
+            else f"prefill {pool_text(prompts.deployment.pool, counts[1])}; decode {decode}"
+        )
+        formats = [
+            f"{key} {value}"
+            for key in FORMATS
+            if key in self.space and (value := getattr(one.deployment.serving, key))
+        ]
         first = tried[0]
         return SizedRow(
             plan=", ".join([text, *formats]),
@@ -766,7 +868,9 @@ class _Search:
                     f"{family.size(last.counts)} GPUs (TTFT {1e3 * last.ttft_s:,.0f} ms, TPOT {1e3 * last.tpot_s:.1f} ms)"
                 )
                 continue
-            rows.append(self._row(option, family, all_tried, min(met, key=lambda one: family.size(one.counts))))
+            rows.append(
+                self._row(option, family, all_tried, min(met, key=lambda one: family.size(one.counts)))
+            )
         if not rows:
             raise InfeasibleError(
                 f"the closed form finds plans, but none of the {len(families)} that were served request by request "
@@ -774,11 +878,15 @@ class _Search:
             )
         paid = self.objective == "cost"
         if paid and all(row.usd_per_hour is None for row in rows):
-            notes.append("no accelerator has a price: the order is that of GPUs; state cluster.price_per_gpu_hour")
+            notes.append(
+                "no accelerator has a price: the order is that of GPUs; state cluster.price_per_gpu_hour"
+            )
         rows.sort(key=lambda row: (_value(row, paid), row.gpus, row.tpot_s.value, row.plan))
         right, pairs = _order(rows, paid)
         points = [point for by_role in by_place for point in _frontier(by_role, self.load, self.limits)]
-        kept = front([p.tokens_per_s_per_user for p in points], [p.output_tokens_per_s_per_gpu for p in points])
+        kept = front(
+            [p.tokens_per_s_per_user for p in points], [p.output_tokens_per_s_per_gpu for p in points]
+        )
         return ServingPlan(
             scenario=self.scenario.name,
             inputs=inputs_of(self.scenario),
