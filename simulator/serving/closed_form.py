@@ -1,9 +1,10 @@
-"""A served load in closed form, for arrays of candidates: steps, queues and replicas in the steady state (pure).
+"""A served load in closed form, for arrays of candidates: steps and queues in the steady state (pure).
 
-A rank of data-parallel attention holds b sequences that decode. By Little's law its rate is b / (O x token time),
-O output tokens a request; each token brings b x F / O prompt tokens, F fresh ones a request, which lengthen the
-steps of the whole replica. Queues are M/G/c (Sakasegawa 1977), percentiles those of a gamma distribution with the
-same mean and variance (Wilson and Hilferty 1931). The request simulator is the reference.
+A rank of data-parallel attention holds b sequences that decode. By Little's law its rate is b / (O x token
+time), O output tokens a request; each token brings b x F / O prompt tokens, F fresh ones a request, which
+lengthen the steps of the whole replica. Queues are M/G/c (Sakasegawa 1977), percentiles those of a gamma
+distribution with the same mean and variance (Wilson and Hilferty 1931). The request simulator is the
+reference.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ BUSIEST = 0.95
 class LoadMoments:
     """What the closed form knows of a load; tokens a request, rate in requests a second over all replicas.
 
-    `fresh`: prompt tokens that an unlimited prefix cache does not hold. `context`: keys that a decoding sequence
-    sees, mean over steps. `pairs`: keys that a fresh prompt token sees, mean. `spread`: squared coefficient of
-    variation of the fresh tokens. `longest`: most tokens of a request.
+    `fresh`: prompt tokens that an unlimited prefix cache does not hold. `context`: keys that a decoding
+    sequence sees, mean over steps. `pairs`: keys that a fresh prompt token sees, mean. `spread`: squared
+    coefficient of variation of the fresh tokens. `longest`: most tokens of a request.
     """
 
     rate_per_s: float
@@ -83,9 +84,9 @@ def moments(requests: Requests, rate_per_s: float | None, prefix_caching: bool) 
 class StepTable:
     """Step times of one kind of replica, in s; the first axis of arrays is the level.
 
-    `batches`: decoding sequences a rank at which `decode` holds a step. `one`, `every` [level, 2]: what `chunk`
-    prompt tokens on one rank, or on every rank, add to it, at the fewest and at the most sequences; `full` what the
-    most prompt tokens of a step on every rank add.
+    `batches`: decoding sequences a rank at which `decode` holds a step. `one`, `every` [level, 2]: what
+    `chunk` prompt tokens on one rank, or on every rank, add to it, at the fewest and at the most sequences;
+    `full` what the most prompt tokens of a step on every rank add.
     """
 
     batches: tuple[int, ...]
@@ -130,7 +131,7 @@ def _added(
     beside: Sequence[tuple[Batch, FloatArray]],
     ranks: int,
 ) -> FloatArray:
-    """What prompt tokens on so many ranks add to steps of other work, each with its time [level, work (2)]."""
+    """What prompt tokens on so many ranks add to steps of other work [level, work (2)]."""
     dp, n = model.deployment.pool.dp, max(round(tokens), 1)
     added = []
     for work, seconds in beside:
@@ -157,7 +158,7 @@ def _decoding(count: int, load: LoadMoments) -> Batch:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A kind of replica with its limits; `most`: sequences that a rank holds, by max_num_seqs and by the cache."""
+    """A kind of replica with its limits; `most`: sequences of a rank, by max_num_seqs and cache."""
 
     deployment: Deployment
     table: StepTable
@@ -171,7 +172,7 @@ class Candidate:
 
 
 def candidate(deployment: Deployment, table: StepTable, load: LoadMoments) -> Candidate:
-    """A candidate with the sequences of mean length that fit its cache; raises InfeasibleError where none do."""
+    """A candidate with the sequences that fit its cache; raises InfeasibleError where none do."""
     kept = load.inputs + load.outputs if getattr(deployment.policy, "reserve_new", 0.0) else load.context
     held, most = deployment.cache_tokens / max(kept, 1.0), float(deployment.pool.max_num_seqs)
     return Candidate(deployment, table, min(held, most), held < most)
@@ -179,10 +180,10 @@ def candidate(deployment: Deployment, table: StepTable, load: LoadMoments) -> Ca
 
 @dataclass(frozen=True)
 class Steady:
-    """Steady states at a number of replicas, one entry a candidate; inf where the replicas do not take the load.
+    """Steady states, one entry a candidate; times are inf where the replicas do not take the load.
 
-    `sequences`: decoding, mean a rank. `tpot_s`, `ttft_s`: at the percentile of the limits. `why`: place in WHY of
-    what is not met, 0 where all is.
+    `sequences`: decoding, mean a rank. `tpot_s`, `ttft_s`: at the percentile of the limits. `why`: place in
+    WHY of what is not met, 0 where all is.
     """
 
     sequences: FloatArray
@@ -196,11 +197,12 @@ WHY = ("", "memory", "max_num_seqs", "prompts", "TPOT", "TTFT")
 
 
 class DecodingPool:
-    """Replicas that decode, and work on prompts beside it unless another pool does; `level` of the step times."""
+    """Replicas that decode, and work on prompts beside it unless another pool does."""
 
     def __init__(
         self, candidates: Sequence[Candidate], load: LoadMoments, limits: ServingLimits, level: Level = 0
     ) -> None:
+        """Prepare the grid of each candidate; `level`: which end of the step times."""
         self.load, self.limits, self._z = load, limits, _z(limits)
         pools = [one.deployment.pool for one in candidates]
         self.ranks = np.array([float(pool.dp) for pool in pools])
@@ -257,29 +259,21 @@ class DecodingPool:
             _read(self.b, grid, b) for grid in (self.token, self.extra, self.step, self.busy)
         )
         full_step = _read(self.b, self.full_step, b)
-        # A request sees the mean of b over its life: two thirds of the variance of a Poisson number, shared by all ranks.
-        crowd = (
-            _read(self.b, self.token, np.minimum(b + self._z * np.sqrt(2 * b / (3 * servers)), self.most))
-            - token
-        )
-        met = np.maximum(
-            want * self.ranks * load.outputs * token, 1e-9
-        )  # prompts that a request meets in its life
+        # Over its life a request sees two thirds of the variance of a Poisson number, shared by all ranks.
+        crowd = np.minimum(b + self._z * np.sqrt(2 * b / (3 * servers)), self.most)
+        crowd = _read(self.b, self.token, crowd) - token
+        met = np.maximum(want * self.ranks * load.outputs * token, 1e-9)  # prompts beside it in its life
         tpot = token + np.copysign(np.hypot(crowd, self._z * extra / np.sqrt(met)), self._z)
-        steps = np.maximum(load.fresh / self._chunk[:, 0], 1.0)
-        full_steps = load.fresh / self._budget[:, 0]
-        prompts = np.where(self._prompts, _wait(busy, servers, full_steps * full_step, load.spread), 0.0)
-        places = _wait(b / self.most, servers * self.most, load.outputs * token, 1.0)
-        own, full = steps * step, b / self.most
-        times = [
-            (token / 2, token**2 / 12),
-            _queued(prompts, busy),
-            _queued(places, full),
-            (own, load.spread * own**2),
-        ]
-        ttft = np.where(self._prompts, _percentile(self._z, times), 0.0)
+        own = np.maximum(load.fresh / self._chunk[:, 0], 1.0) * step
+        whole = load.fresh / self._budget[:, 0] * full_step
+        prompts = np.where(self._prompts, _wait(busy, servers, whole, load.spread), 0.0)
+        full = b / self.most
+        places = _wait(full, servers * self.most, load.outputs * token, 1.0)
+        times = [(token / 2, token**2 / 12), _queued(prompts, busy), _queued(places, full)]
+        ttft = _percentile(self._z, [*times, (own, load.spread * own**2)])
         # Without prompts a sequence that waits for a place has its first token already.
         tpot = np.where(self._prompts, tpot, tpot + (places + self._transfer) / load.outputs)
+        ttft = np.where(self._prompts, ttft, 0.0)
         return self._judged(b, tpot, ttft, want > self.rate[:, -1] * (1 + 1e-9), busy > BUSIEST)
 
     def _judged(
@@ -297,6 +291,7 @@ class PromptPool:
     def __init__(
         self, candidates: Sequence[Candidate], load: LoadMoments, limits: ServingLimits, level: Level = 0
     ) -> None:
+        """Prepare the grid of each candidate; `level`: which end of the step times."""
         self.load, self.limits, self._z = load, limits, _z(limits)
         self.ranks = np.array([float(one.deployment.pool.dp) for one in candidates])
         self.gpus = np.array([float(one.gpus) for one in candidates])
@@ -333,15 +328,13 @@ class PromptPool:
 
 
 def transfer_s(deployment: Deployment, load: LoadMoments) -> float:
-    """Seconds in which keys and values of a mean prompt go from one pool to the other; 0 where one pool does both."""
+    """Seconds of the hand-over of a mean prompt; 0 where one pool does both."""
     if deployment.role == "both":
         return 0.0
-    node = deployment.cluster.node
-    rate = (
-        node.scale_up_effective_bytes_per_s
-        if deployment.cluster.nodes == 1
-        else node.scale_out_effective_bytes_per_s
-    )
+    cluster = deployment.cluster
+    inside = cluster.accelerator.scale_up_bandwidth
+    far = cluster.nodes > 1 or inside is None
+    rate = cluster.node.scale_out_effective_bytes_per_s if far or inside is None else inside.value
     token = cache_bytes_per_token(deployment.shape, deployment.split) / deployment.pool.pp
     return load.inputs * token / rate
 
@@ -363,7 +356,7 @@ def _z(limits: ServingLimits) -> float:
 
 
 def _read(at: FloatArray, values: FloatArray, where: FloatArray) -> FloatArray:
-    """Row by row, `values` [n, points] at the places where `at` (rising) is `where` [n]; flat beyond the ends."""
+    """Row by row, `values` [n, points] where `at` (rising) is `where` [n]; flat beyond the ends."""
     place = np.clip((at < where[:, None]).sum(axis=1), 1, at.shape[1] - 1)[:, None]
 
     def take(grid: FloatArray, n: int) -> FloatArray:
@@ -372,13 +365,16 @@ def _read(at: FloatArray, values: FloatArray, where: FloatArray) -> FloatArray:
 
     low, high = take(at, -1), take(at, 0)
     share = np.clip((where - low) / np.maximum(high - low, 1e-30), 0.0, 1.0)
-    return take(values, -1) * (1 - share) + take(values, 0) * share
+    read: FloatArray = take(values, -1) * (1 - share) + take(values, 0) * share
+    return read
 
 
 def _wait(busy: FloatArray, servers: FloatArray, service: FloatArray, spread: float) -> FloatArray:
-    """Mean wait of an M/G/c queue; `busy` the load of a server, `spread` the squared variation of the service."""
+    """Mean wait of an M/G/c queue; `spread`: squared variation of the service."""
     busy = np.clip(busy, 0.0, BUSIEST)
-    return (1 + spread) / 2 * service * busy ** (np.sqrt(2 * (servers + 1)) - 1) / (servers * (1 - busy))
+    queue = busy ** (np.sqrt(2 * (servers + 1)) - 1) / (servers * (1 - busy))
+    wait: FloatArray = (1 + spread) / 2 * service * queue
+    return wait
 
 
 def _queued(mean: FloatArray, busy: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -391,4 +387,5 @@ def _percentile(z: float, parts: Sequence[tuple[FloatArray, FloatArray]]) -> Flo
     mean = sum((part[0] for part in parts), np.zeros(1))
     variance = np.maximum(sum((part[1] for part in parts), np.zeros(1)), 1e-18)
     shape = np.maximum(mean**2 / variance, 0.3)
-    return mean * np.maximum(1 - 1 / (9 * shape) + z / (3 * np.sqrt(shape)), 0.0) ** 3
+    value: FloatArray = mean * np.maximum(1 - 1 / (9 * shape) + z / (3 * np.sqrt(shape)), 0.0) ** 3
+    return value

@@ -255,8 +255,8 @@ def weight_bytes(shape: ModelShape, pool: ServingPool, linear: Format, experts: 
     element, bf16 = ELEMENT_BYTES[linear], ELEMENT_BYTES["bf16"]
     layers = list(shape.layer_kinds) + ([MTP] * shape.mtp_layers if pool.draft_tokens else [])
     stage = ceil(len(layers) / pool.pp)
-    sizes = []
-    for kind in layers:
+    size_of = {}
+    for kind in dict.fromkeys(layers):
         p, layer = block_parameters(shape, kind), shape.block(kind).layer
         assert layer is not None
         attention = layer.attention
@@ -273,7 +273,8 @@ def weight_bytes(shape: ModelShape, pool: ServingPool, linear: Format, experts: 
         if p.routed_experts and shape.moe:
             share = (1 + pool.redundant_experts / shape.moe.experts) / (pool.ep * pool.expert_tp)
             size += ELEMENT_BYTES[experts] * p.routed_experts * share
-        sizes.append(size)
+        size_of[kind] = size
+    sizes = [size_of[kind] for kind in layers]
     table = shape.vocab * shape.hidden * bf16 / pool.tp
     tables = table if shape.tied_embeddings and pool.pp == 1 else 2 * table
     if pool.pp == 1:

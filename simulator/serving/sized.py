@@ -1,4 +1,4 @@
-"""What a sizing found: plans that were served, the frontier of throughput against speed, and why others are none."""
+"""What a sizing found: plans that were served, and the frontier of throughput against speed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.inputs import Inputs
 from moesim.simulator.scenario.serving import ServingLimits, ServingPool
 
-SECONDS_PER_HOUR = 3600.0
+MODES = ("aggregated", "disaggregated")
+"""One pool that does all work, or pools for prompts and for decodes."""
+FINEST = 0.85
+"""Printed points of a frontier are at least so far apart in the speed of a user."""
 
 
 def pool_text(pool: ServingPool, replicas: int) -> str:
@@ -34,7 +37,8 @@ class Range(Frozen):
 
     value: float
     low: float
-    high: float
+    high: float | None
+    """Null where the replicas do not take the load if steps take so long."""
 
 
 class SizedRow(Frozen):
@@ -79,7 +83,7 @@ class SizedRow(Frozen):
 
 
 class FrontierPoint(Frozen):
-    """Most tokens a GPU for the speed that a user sees, in closed form, each replica as full as its limits allow."""
+    """Most tokens a GPU for the speed that a user sees, in closed form."""
 
     plan: str
     accelerator: str
@@ -198,7 +202,8 @@ def plan_cells(row: SizedRow) -> tuple[str, ...]:
 
 def _times(time: Range) -> str:
     digits = 0 if time.value >= 0.1 else 1
-    return f"{1e3 * time.value:,.{digits}f} ({1e3 * time.low:,.{digits}f} to {1e3 * time.high:,.{digits}f})"
+    high = "overload" if time.high is None else f"{1e3 * time.high:,.{digits}f}"
+    return f"{1e3 * time.value:,.{digits}f} ({1e3 * time.low:,.{digits}f} to {high})"
 
 
 def frontier_heads() -> tuple[str, ...]:
@@ -221,10 +226,14 @@ def frontier_cells(point: FrontierPoint) -> tuple[str, ...]:
 
 
 def front(speed: Sequence[float], throughput: Sequence[float]) -> list[int]:
-    """Places of the points that no other beats in both, fastest for the user first; the first of equals."""
+    """Places of the points that no other beats in both, fastest first, not closer than FINEST."""
     order = sorted(range(len(speed)), key=lambda n: (-speed[n], -throughput[n], n))
     kept: list[int] = []
     for place in order:
         if not kept or throughput[place] > throughput[kept[-1]]:
             kept.append(place)
-    return kept
+    spaced = kept[:1]
+    for place in kept[1:]:
+        if speed[place] <= FINEST * speed[spaced[-1]]:
+            spaced.append(place)
+    return spaced

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moesim.cli.console import AsJson, Overrides, ScenarioName, Seed, print_raw, print_text, working
-from moesim.hwmodels.errors import InfeasibleError
+from moesim.cli.console import (
+    AsJson,
+    Overrides,
+    ScenarioName,
+    Seed,
+    print_json,
+    print_raw,
+    print_table,
+    print_text,
+    say_written,
+    working,
+)
+from moesim.cli.plan import scenario_yaml
+from moesim.cli.studies import MOST_REASONS, check_possible
+from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.hwmodels.files import check_writable, write_atomically
+from moesim.simulator.common.texts import key_and_text
 
 if TYPE_CHECKING:
     from moesim.simulator.serving.results import ServingResult
+    from moesim.simulator.serving.sized import ServingPlan
 
 serving = typer.Typer(
     help="Serve requests with a model: what users wait, what it costs, how many GPUs it takes.",
@@ -42,10 +59,145 @@ def check_served(result: ServingResult) -> None:
 
     if not result.drains:
         raise InfeasibleError(
-            f"{result.scenario}: the load never drains, the queue of {result.offered_per_s:.3g} requests/s grows "
-            f"without end; {stable_text(result)}: lower the rate, or raise serving.replicas"
+            f"{result.scenario}: the load never drains, the queue of {result.offered_per_s:.3g} requests/s "
+            f"grows without end; {stable_text(result)}: lower the rate, or raise serving.replicas"
         )
     if result.goodput is not None and not result.goodput.share:
         raise InfeasibleError(
             f"{result.scenario}: no request keeps the limits; {goodput_text(result.goodput)}"
         )
+
+
+# -- plan --------------------------------------------------------------------------------------------
+# The command `serve plan`: the fewest GPUs, or the lowest price, for a load and limits.
+
+Varied = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=VALUES",
+        help="Values of a key of `serving`, such as tp=1..8:x2 or cache=bf16,fp8; repeatable.",
+    ),
+]
+
+
+@serving.command("plan")
+def plan(
+    scenario: ScenarioName,
+    overrides: Overrides = None,
+    objective: Annotated[str, typer.Option(help="cost ($ an hour) or gpus.")] = "cost",
+    accelerators: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,NAME", help="Such as h100,h200,b200. Absent: the scenario's cluster."),
+    ] = None,
+    vary: Varied = None,
+    modes: Annotated[
+        str, typer.Option(help="One pool for all work, or pools for prompts and for decodes.")
+    ] = "aggregated,disaggregated",
+    max_gpus: Annotated[int | None, typer.Option(help="GPUs of each accelerator.")] = None,
+    top: Annotated[int, typer.Option(help="Plans that are served request by request and listed.")] = 5,
+    workers: Annotated[int | None, typer.Option(help="Processes; as many as cores, up to 4.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the best plan's scenario to this YAML file.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find the fewest GPUs, or the lowest price, that serve a load within the limits of its users."""
+    from moesim.simulator.common.processes import default_workers
+    from moesim.simulator.serving.sizing import serve_plan
+
+    space: dict[str, str] = {}
+    for text in vary or []:
+        key, values = key_and_text(text, "--vary", "KEY=VALUES, for example tp=1..8:x2")
+        space[key] = values
+    if output is not None:
+        check_writable(output, "output file")
+    with working(f"sizing {scenario}") as say:
+        found = serve_plan(
+            scenario,
+            *(overrides or []),
+            objective=objective,
+            accelerators=_names(accelerators),
+            vary=space,
+            modes=_names(modes),
+            max_gpus=max_gpus,
+            top=top,
+            workers=min(default_workers(), 4) if workers is None else workers,
+            progress=say,
+        )
+    if output is not None:
+        write_atomically(output, [scenario_yaml(found.best.scenario)])
+        say_written(str(output), "serve it with `moesim serve simulate`")
+    print_json(found.to_dict()) if as_json else _print_plan(found)
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+
+
+def _print_plan(found: ServingPlan) -> None:
+    from moesim.simulator.serving import sized
+
+    print_text(f"{found.scenario}, least {found.objective}")
+    print_text("\n".join(found.inputs.lines(plan=False)))
+    print_text(f"{sized.limits_text(found.limits)} at {found.rate_per_s:.3g} requests/s")
+    print_text("\n".join([*found.counts(), ""]))
+    print_table(sized.plan_heads(), [sized.plan_cells(row) for row in found.plans], right=(3, 4, 5, 6))
+    if found.frontier:
+        print_text("\nfrontier: most tokens a GPU for the speed of a user (closed form)")
+        cells = [sized.frontier_cells(point) for point in found.frontier]
+        print_table(sized.frontier_heads(), cells, right=range(5))
+    for note in found.notes:
+        print_text(f"note: {note}")
+
+
+# -- sweep -------------------------------------------------------------------------------------------
+# The command `serve sweep`: serves a load at every point of a space.
+
+
+@serving.command("sweep")
+def sweep(
+    scenario: ScenarioName,
+    space: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY=VALUES...", help="Such as serving.tp=1..8:x2 serving.load.rate_per_s=1,2,4."
+        ),
+    ],
+    overrides: Overrides = None,
+    workers: Annotated[int | None, typer.Option(help="Processes; as many as cores.")] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="SQLite file that keeps every point; only missing ones are served.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Serve a load at every point of a grid over keys of the scenario."""
+    from moesim.simulator.serving.sweep import HEADS, serve_sweep
+
+    grid: dict[str, str] = {}
+    for text in space:
+        key, values = key_and_text(text, "KEY=VALUES", "KEY=VALUES, for example serving.tp=1..8:x2")
+        if key in grid:
+            raise InputError(f"{key} is given twice; put all its values into one")
+        grid[key] = values
+    with working(f"sweeping {scenario}") as say:
+        found = serve_sweep(
+            scenario,
+            grid,
+            *(overrides or []),
+            workers=workers,
+            store=store,
+            progress=lambda now: say(str(now)),
+        )
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        print_text("\n".join([found.scenario, *found.inputs.lines(plan=False)]))
+        keys = list(grid)
+        rows = [found.cells(point, keys) for point in found.points]
+        print_table(
+            [*keys, "status", *HEADS.values()], rows, right=range(len(keys) + 1, len(keys) + 1 + len(HEADS))
+        )
+        print_text(f"{len(found.points)} points, {found.computed} served, {found.reused} from the store")
+        for (status, why), number in found.reasons()[:MOST_REASONS]:
+            print_text(f"{number} {status}: {why}")
+    check_possible(found)
