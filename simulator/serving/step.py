@@ -157,7 +157,7 @@ class StepModel:
             busy, exposed = compute.seconds, exchange.seconds
         else:
             # An exchange that holds some SMs slows compute; one without holds all of them for its call.
-            one = compute.slowed + exchange.held
+            one = compute.seconds + exchange.held if exchange.held else compute.slowed
             free = exchange.seconds - exchange.held
             whole = overlapped(one, free)
             busy = 2.0 * compute.seconds
