@@ -242,7 +242,8 @@ class Deployment:
         return Policy(
             max_num_seqs=self.pool.max_num_seqs, max_num_batched_tokens=self.pool.max_num_batched_tokens,
             block_tokens=block, kv_blocks=self.cache_tokens // block, mixed=self.engine.mixed,
-            chunked=self.engine.chunked, prefix_caching=self.serving.prefix_caching,
+            chunked=self.engine.chunked, prefix_caching=self.serving.prefix_caching, gain=self.tokens_per_step,
+            ahead=self.engine.host_overlapped, prompts_only=self.role == "prefill",
         )  # fmt: skip
 
 

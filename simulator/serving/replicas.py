@@ -143,7 +143,7 @@ class _Replica:
     def add(self, rank: int, request: int, generated: int = 0, ready: bool = False) -> None:
         """A request for one of the ranks, which ends a stretch of decodes if the rank has a place."""
         scheduler = self.ranks[rank]
-        scheduler.add(request, generated, ready)
+        scheduler.add(request, generated, ready, amid=self._asleep is None)
         self._loads[self._first + rank] += 4
         if self._asleep is None and self._stretch and scheduler.running < self._pool.policy.max_num_seqs:
             self._stretch = False
@@ -166,13 +166,16 @@ class _Replica:
         while True:
             batches = [rank.plan() for rank in ranks]
             working = [rank for rank in ranks if rank.planned]
+            unseen = any(rank.unseen for rank in ranks)
+            if not working and unseen:
+                continue  # an idle engine plans at once
             if not working:
                 self._asleep = env.event()
                 yield self._asleep
                 continue
             start = int(env.now)
             pace = times.pace(start, batches)
-            steps = min(rank.horizon(pace.steps) for rank in working)
+            steps = 1 if unseen else min(rank.horizon(pace.steps) for rank in working)
             for place, rank in enumerate(ranks, self._first):
                 self._loads[place] = rank.load
                 for request in rank.scheduled:
@@ -292,9 +295,8 @@ class _Events:
         counts = self.served.counts
         while self.left and self.env.peek() != float("inf"):
             yield self.env.timeout(every_ns)
-            counts.append(
-                (int(self.env.now), sum(r.running for r in ranks), sum(len(r.waiting) for r in ranks))
-            )
+            running, waiting = map(sum, zip(*(rank.counts for rank in ranks), strict=True))
+            counts.append((int(self.env.now), running, waiting))
             if len(counts) >= most:
                 del counts[::2]
                 every_ns *= 2

@@ -23,8 +23,10 @@ class Policy:
     `chunked`: a prompt may be cut, else a step takes whole prompts. `gain`: tokens that a sequence gains in a
     decode step, above 1 with accepted drafts (mean). `reserve_new`, `reserve_running`: share of the tokens
     that a request has yet to write for which its admission finds blocks, and for which it leaves some to
-    those that run: vLLM 0 and 0, TensorRT-LLM without eviction 1 and 1. `prompts_only`: a pool that hands
-    sequences over after the first token; their blocks stay until `let_go`.
+    those that run: vLLM 0 and 0, TensorRT-LLM without eviction 1 and 1. `ahead`: a step is planned when the one
+    before it begins (vLLM's asynchronous scheduling, SGLang's overlap schedule), so that arrivals, and places of
+    sequences that end, count one step later. `prompts_only`: a pool that hands sequences over after the first
+    token; their blocks stay until `let_go`.
     """
 
     max_num_seqs: int
@@ -37,6 +39,7 @@ class Policy:
     gain: float = 1.0
     reserve_new: float = 0.0
     reserve_running: float = 0.0
+    ahead: bool = False
     prompts_only: bool = False
 
 
@@ -105,6 +108,10 @@ class Scheduler:
         self.cache = PrefixCache(policy.kv_blocks, max(requests.block_tokens // policy.block_tokens, 1))
         self._shared = bool(requests.block_tokens) and policy.prefix_caching
         self.waiting: deque[Waiting] = deque()
+        self._incoming: list[Waiting] = []
+        self._fresh = 0  # of those that wait, came after the step under way was planned
+        self._ended = 0  # in the last step; they keep their places for one more where steps are planned ahead
+        self.unseen = False  # whether the next plan sees requests or places that this one does not
         self.cached_tokens = self.preemptions = 0
         self.scheduled: list[int] = []
         self._step = 0
@@ -128,9 +135,21 @@ class Scheduler:
         return len(self._decoding) + len(self._prefills)
 
     @property
+    def queued(self) -> int:
+        """Requests that wait."""
+        return len(self.waiting) + len(self._incoming)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """(running, waiting) as engines report them: what the next step has been planned for runs."""
+        fresh = self._fresh if len(self.waiting) == self._fresh else 0
+        begun = min(fresh, self.policy.max_num_seqs - self.running)
+        return self.running + begun, len(self.waiting) - begun
+
+    @property
     def load(self) -> int:
         """Waiting sequences count four times (vLLM's balancer of data-parallel engines)."""
-        return 4 * len(self.waiting) + len(self._decoding) + len(self._prefills)
+        return 4 * self.queued + self.running
 
     @property
     def planned(self) -> bool:
@@ -140,11 +159,15 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         """Whether there is anything to do."""
-        return bool(self._decoding or self._prefills or self.waiting)
+        return bool(self._decoding or self._prefills or self.queued)
 
-    def add(self, request: int, generated: int = 0, ready: bool = False) -> None:
-        """A request joins the queue, with tokens, and perhaps keys and values, of another pool."""
-        self.waiting.append(Waiting(request, generated, ready))
+    def add(self, request: int, generated: int = 0, ready: bool = False, amid: bool = False) -> None:
+        """A request joins the queue, with tokens, and perhaps keys and values, of another pool.
+
+        `amid`: a step is under way, and perhaps the next one is planned already.
+        """
+        queue = self._incoming if amid and self.policy.ahead else self.waiting
+        queue.append(Waiting(request, generated, ready))
 
     def matched_tokens(self, request: int) -> int:
         """Tokens of a request's prompt that are in the prefix cache."""
@@ -162,11 +185,13 @@ class Scheduler:
     def plan(self) -> Batch:
         """The work of the next step; it stays planned until `advance`."""
         self._chunks, self.scheduled = [], []
+        most = self.policy.max_num_seqs
+        places = most - self._ended if self.policy.ahead else most
         kept_all = self.cache.capacity is None or self._secure_decodes()
         budget = self.policy.max_num_batched_tokens - (len(self._decoding) if self.policy.mixed else 0)
         for prefill in self._prefills:
             budget -= self._chunk(prefill, budget)
-        while kept_all and self.waiting and self.running < self.policy.max_num_seqs:
+        while kept_all and self.waiting and self.running < places:
             if self.waiting[0].ready:
                 if not self._take_over():
                     break
@@ -176,6 +201,11 @@ class Scheduler:
                 break
             budget -= self._chunk(admitted, budget)
         self._decodes = self.policy.mixed or not self._chunks
+        self.unseen = self.running < most and bool(self._incoming or (self.waiting and places < most))
+        self._ended = 0
+        self._fresh = len(self._incoming)
+        self.waiting.extend(self._incoming)
+        self._incoming.clear()
         decodes = len(self._decoding)
         if not self._chunks:
             return Batch(decodes, self._context // self._units + decodes, 0, 0, 0)
@@ -314,6 +344,7 @@ class Scheduler:
                 self._prefills.remove(prefill)
                 self._begin(prefill, done)
         self._chunks = []
+        self._ended = len(done.last)
         return done
 
     def _finish(self, last: list[int]) -> None:

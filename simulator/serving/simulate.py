@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 
@@ -121,7 +121,7 @@ def prepare(scenario: Scenario, requests: Requests | None = None, times: Times =
     pools = tuple(
         Pool(
             one.pool.replicas,
-            replace(one.policy, prompts_only=one.role == "prefill", gain=one.tokens_per_step),
+            one.policy,
             times(one),
             one.pool.dp,
         )
