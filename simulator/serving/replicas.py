@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -12,6 +12,7 @@ import simpy
 from numpy.typing import NDArray
 
 from moesim.hwmodels.errors import InfeasibleError
+from moesim.simulator.common.processes import worker_pool
 from moesim.simulator.serving.requests import Requests
 from moesim.simulator.serving.scheduler import Batch, Done, Policy, Scheduler
 
@@ -61,6 +62,14 @@ class PoolLog:
     preemptions: int = 0
     cached_tokens: int = 0
     peak_blocks: int = 0
+
+    def add(self, other: PoolLog) -> None:
+        """What other replicas of the pool did, too."""
+        self.steps += other.steps
+        self.busy_ns += other.busy_ns
+        self.preemptions += other.preemptions
+        self.cached_tokens += other.cached_tokens
+        self.peak_blocks = max(self.peak_blocks, other.peak_blocks)
 
 
 @dataclass
@@ -123,7 +132,10 @@ def prefix_aware(request: int, ranks: Sequence[Scheduler], loads: list[int]) -> 
 
 def router(name: str) -> Router:
     """A router by the scenario's name for it."""
-    return round_robin() if name == "round_robin" else {"prefix_aware": prefix_aware}.get(name, least_loaded)
+    return round_robin() if name == ROUND_ROBIN else {"prefix_aware": prefix_aware}.get(name, least_loaded)
+
+
+ROUND_ROBIN = "round_robin"
 
 
 # -- a replica ---------------------------------------------------------------------------------------
@@ -144,7 +156,7 @@ class _Replica:
         """A request for one of the ranks, which ends a stretch of decodes if the rank has a place."""
         scheduler = self.ranks[rank]
         scheduler.add(request, generated, ready, amid=self._asleep is None)
-        self._loads[self._first + rank] += 4
+        self._loads[self._first + rank] = scheduler.load
         if self._asleep is None and self._stretch and scheduler.running < self._pool.policy.max_num_seqs:
             self._stretch = False
             self._process.interrupt()
@@ -165,17 +177,15 @@ class _Replica:
         env, log, ranks, times = self._env, self._log, self.ranks, self._pool.times
         while True:
             batches = [rank.plan() for rank in ranks]
-            working = [rank for rank in ranks if rank.planned]
             unseen = any(rank.unseen for rank in ranks)
-            if not working and unseen:
+            if not any(rank.planned for rank in ranks):
+                if not unseen:
+                    self._asleep = env.event()
+                    yield self._asleep
                 continue  # an idle engine plans at once
-            if not working:
-                self._asleep = env.event()
-                yield self._asleep
-                continue
             start = int(env.now)
             pace = times.pace(start, batches)
-            steps = 1 if unseen else min(rank.horizon(pace.steps) for rank in working)
+            steps = 1 if unseen else min([r.horizon(pace.steps) for r in ranks if r.planned])
             for place, rank in enumerate(ranks, self._first):
                 self._loads[place] = rank.load
                 for request in rank.scheduled:
@@ -321,22 +331,62 @@ def serve_requests(
     *,
     prefill: Pool | None = None,
     transfer_ns: Callable[[int], int] | None = None,
-    route: Router = least_loaded,
+    route: str = "least_loaded",
     sample_ns: int = 0,
     most_samples: int = 1 << 30,
     concurrency: int | None = None,
+    workers: int = 1,
 ) -> Served:
     """Serve a load until its last token.
 
     `decode`: the replicas that serve, or decode only where `prefill` names others for the prompts; then the
     keys and values of n tokens take `transfer_ns(n)` between them, one request after another on a rank's
-    link. `sample_ns`: interval at which running and waiting sequences are counted; it doubles above
-    `most_samples`. `concurrency`: arrival times do not count, so many requests are under way at a time.
-    Raises InfeasibleError for requests that do not fit into the cache.
+    link. `route`: as `serving.router`. `sample_ns`: interval at which running and waiting sequences are
+    counted; it doubles above `most_samples`. `concurrency`: arrival times do not count, so many requests are
+    under way at a time. `workers`: processes, where replicas have nothing in common (`round_robin`, no pool
+    for prompts, an open loop); the result is the same. Raises InfeasibleError for requests that do not fit
+    into the cache.
     """
-    events = _Events(requests, decode, prefill, transfer_ns or (lambda tokens: 0), route)
+    apart = route == ROUND_ROBIN and prefill is None and concurrency is None
+    if workers > 1 and apart and len(requests) >= decode.replicas * decode.ranks > decode.ranks:
+        return _served_apart(requests, decode, sample_ns, most_samples, workers)
+    events = _Events(requests, decode, prefill, transfer_ns or (lambda tokens: 0), router(route))
     events.env.process(events.open_loop() if concurrency is None else events.closed_loop(concurrency))
     if sample_ns:
         events.env.process(events.sample(sample_ns, most_samples))
     events.env.run()
     return events.finish()
+
+
+# -- replicas apart ----------------------------------------------------------------------------------
+
+
+def _served_apart(requests: Requests, pool: Pool, sample_ns: int, most: int, workers: int) -> Served:
+    """The same as in one run, with the replicas that take requests in turn dealt to several processes."""
+    replica = np.arange(len(requests)) % (pool.replicas * pool.ranks) // pool.ranks
+    whole = _Events(requests, pool, None, lambda tokens: 0, least_loaded).served
+    log, counts = whole.pools[0], dict[int, list[int]]()
+    one = replace(pool, replicas=1)
+    with worker_pool(workers) as processes:
+        dealt = [range(first, pool.replicas, workers) for first in range(workers)]
+        loads = [[requests.some(np.flatnonzero(replica == at)) for at in each] for each in dealt]
+        tasks = [processes.submit(_serve_each, one, load, sample_ns) for load in loads]
+        for each, task in zip(dealt, tasks, strict=True):
+            for at, served in zip(each, task.result(), strict=True):
+                where = replica == at
+                for name in ("scheduled_ns", "first_token_ns", "last_token_ns"):
+                    getattr(whole, name)[where] = getattr(served, name)
+                whole.rank[where] = served.rank + at * pool.ranks
+                log.add(served.pools[0])
+                for moment, running, waiting in served.counts:
+                    known = counts.setdefault(moment, [0, 0])
+                    known[0], known[1] = known[0] + running, known[1] + waiting
+    whole.counts = [(moment, *counts[moment]) for moment in sorted(counts)]
+    while len(whole.counts) >= most:
+        del whole.counts[::2]
+    return whole
+
+
+def _serve_each(pool: Pool, loads: list[Requests], sample_ns: int) -> list[Served]:
+    found = [serve_requests(load, pool, route=ROUND_ROBIN, sample_ns=sample_ns) for load in loads]
+    return [replace(served, requests=loads[0].some(np.zeros(0, dtype=np.int64))) for served in found]

@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import lzma
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -48,20 +49,24 @@ class Requests:
         ids: list[int] = self.blocks[self.first_block[request] : self.first_block[request + 1]].tolist()
         return ids
 
-    def first(self, count: int) -> Requests:
-        """The first `count` requests."""
+    def some(self, places: Ints) -> Requests:
+        """The requests at these places, in this order."""
+        counts = np.diff(self.first_block)[places]
+        ids = [
+            self.blocks[self.first_block[i] : self.first_block[i + 1]] for i in places if self.block_tokens
+        ]
         return Requests(
-            self.arrival_ns[:count],
-            self.input_tokens[:count],
-            self.output_tokens[:count],
-            self.blocks[: self.first_block[min(count, len(self))]],
-            self.first_block[: count + 1],
+            self.arrival_ns[places],
+            self.input_tokens[places],
+            self.output_tokens[places],
+            np.concatenate(ids) if ids else self.blocks[:0],
+            np.concatenate(([0], np.cumsum(counts))),
             self.block_tokens,
         )
 
     def at_once(self, count: int) -> Requests:
         """The first `count` requests, all of them at the same moment."""
-        some = self.first(count)
+        some = self.some(np.arange(count))
         return replace(some, arrival_ns=np.zeros_like(some.arrival_ns))
 
     def at_rate(self, requests_per_s: float) -> Requests:
@@ -121,18 +126,24 @@ _PLAIN = ("arrival_s", "input_tokens", "output_tokens")
 
 
 def read_log(path: Path, block_tokens: int = MOONCAKE_BLOCK_TOKENS) -> Requests:
-    """Requests of a log, plain or gzipped; `block_tokens` are those of a block of Mooncake's `hash_ids`.
+    """Requests of a log, plain, gzipped or xz; `block_tokens` are those of a block of Mooncake's `hash_ids`.
 
     Raises InputError with the line of what cannot be read; times out of order are sorted.
     """
     try:
         raw = path.read_bytes()
-        text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8-sig")
-    except (OSError, EOFError, UnicodeDecodeError) as problem:
+        text = _unpacked(raw).decode("utf-8-sig")
+    except (OSError, EOFError, UnicodeDecodeError, lzma.LZMAError) as problem:
         raise InputError(f"{path}: cannot be read as a log of requests: {problem}") from None
     if text.lstrip().startswith("{"):
         return _mooncake(path, text, block_tokens)
     return _table(path, text)
+
+
+def _unpacked(raw: bytes) -> bytes:
+    if raw.startswith(b"\x1f\x8b"):
+        return gzip.decompress(raw)
+    return lzma.decompress(raw) if raw.startswith(b"\xfd7zXZ") else raw
 
 
 def _mooncake(path: Path, text: str, block_tokens: int) -> Requests:
@@ -229,9 +240,9 @@ def repeated(log: Requests, count: int, seed: int) -> Requests:
     gap = max(span // max(whole - 1, 1), 1)
     jitter = np.random.default_rng(seed).integers(-gap, gap, count, endpoint=True)
     jitter[:whole] = 0
-    ids = [log.block_ids(int(i)) for i in place] if log.block_tokens else None
     times = np.clip(log.arrival_ns[place] + jitter, 0, span)
-    return requests_of(times, log.input_tokens[place], log.output_tokens[place], ids, log.block_tokens)
+    order = np.argsort(times, kind="stable")
+    return replace(log.some(place[order]), arrival_ns=times[order] - times[order[0]])
 
 
 DRAWN = 1000
@@ -246,7 +257,7 @@ def load_requests(load: ServingLoad, seed: int, find: Callable[[str], str] = str
     if load.log is not None:
         log = read_log(Path(find(load.log)), load.block_tokens)
         count = load.requests or len(log)
-        chosen = log.first(count) if count <= len(log) else repeated(log, count, seed)
+        chosen = log.some(np.arange(count)) if count <= len(log) else repeated(log, count, seed)
         return chosen if load.rate_per_s is None else chosen.at_rate(load.rate_per_s)
     count = load.requests or DRAWN
     if load.arrivals == "concurrency":

@@ -8,7 +8,10 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict, deque
 from dataclasses import dataclass
+from math import ceil
 from typing import NamedTuple
+
+import numpy as np
 
 from moesim.simulator.serving.prefix_cache import PrefixCache
 from moesim.simulator.serving.requests import Requests
@@ -23,10 +26,10 @@ class Policy:
     `chunked`: a prompt may be cut, else a step takes whole prompts. `gain`: tokens that a sequence gains in a
     decode step, above 1 with accepted drafts (mean). `reserve_new`, `reserve_running`: share of the tokens
     that a request has yet to write for which its admission finds blocks, and for which it leaves some to
-    those that run: vLLM 0 and 0, TensorRT-LLM without eviction 1 and 1. `ahead`: a step is planned when the one
-    before it begins (vLLM's asynchronous scheduling, SGLang's overlap schedule), so that arrivals, and places of
-    sequences that end, count one step later. `prompts_only`: a pool that hands sequences over after the first
-    token; their blocks stay until `let_go`.
+    those that run: vLLM 0 and 0, TensorRT-LLM without eviction 1 and 1. `ahead`: a step is planned when the
+    one before it begins (vLLM's asynchronous scheduling, SGLang's overlap schedule), so that arrivals, and
+    places of sequences that end, count one step later. `prompts_only`: a pool that hands sequences over after
+    the first token; their blocks stay until `let_go`.
     """
 
     max_num_seqs: int
@@ -111,6 +114,8 @@ class Scheduler:
         self._incoming: list[Waiting] = []
         self._fresh = 0  # of those that wait, came after the step under way was planned
         self._ended = 0  # in the last step; they keep their places for one more where steps are planned ahead
+        self.load = 0  # waiting sequences count four times (vLLM's balancer of data-parallel engines)
+        self.planned = False  # whether the planned step works on anything
         self.unseen = False  # whether the next plan sees requests or places that this one does not
         self.cached_tokens = self.preemptions = 0
         self.scheduled: list[int] = []
@@ -121,13 +126,17 @@ class Scheduler:
         self._ends: list[tuple[int, int]] = []
         self._chunks: list[tuple[_Prefill, int]] = []
         self._decodes = True
-        self._secured = 0  # blocks that decodes of the planned step begin, taken already
         # Positions are in parts of a token; `_phase` counts sequences by their place in a block at step 0.
         self._units = 1 if policy.gain == 1 else UNITS
         self._gain = round(policy.gain * self._units)
         self._context = 0
         self._until = 0  # sum over decoding sequences
-        self._phase = [0] * (policy.block_tokens * self._units)
+        self._size = policy.block_tokens * self._units
+        self._phase = np.zeros(self._size, dtype=np.int64)
+        self._places = np.arange(self._size)
+        self._others = (
+            0  # blocks of prompts, and what decoding sequences hold beside those of their positions
+        )
 
     @property
     def running(self) -> int:
@@ -147,16 +156,6 @@ class Scheduler:
         return self.running + begun, len(self.waiting) - begun
 
     @property
-    def load(self) -> int:
-        """Waiting sequences count four times (vLLM's balancer of data-parallel engines)."""
-        return 4 * self.queued + self.running
-
-    @property
-    def planned(self) -> bool:
-        """Whether the planned step works on anything."""
-        return bool(self._chunks or self._decoding)
-
-    @property
     def busy(self) -> bool:
         """Whether there is anything to do."""
         return bool(self._decoding or self._prefills or self.queued)
@@ -168,6 +167,7 @@ class Scheduler:
         """
         queue = self._incoming if amid and self.policy.ahead else self.waiting
         queue.append(Waiting(request, generated, ready))
+        self.load += 4
 
     def matched_tokens(self, request: int) -> int:
         """Tokens of a request's prompt that are in the prefix cache."""
@@ -177,8 +177,11 @@ class Scheduler:
 
     def let_go(self, request: int) -> None:
         """The keys and values of a sequence that was handed over are no longer needed here."""
-        gone = self._handing.pop(request)
-        self.cache.release(gone.ids, gone.blocks)
+        self._release(self._handing.pop(request))
+
+    def _release(self, prefill: _Prefill) -> None:
+        self._others -= prefill.blocks
+        self.cache.release(prefill.ids)
 
     # -- a step: what it works on -----------------------------------------------------------------
 
@@ -187,7 +190,7 @@ class Scheduler:
         self._chunks, self.scheduled = [], []
         most = self.policy.max_num_seqs
         places = most - self._ended if self.policy.ahead else most
-        kept_all = self.cache.capacity is None or self._secure_decodes()
+        kept_all = self._fits_for_sure(1) or self._secure_decodes()
         budget = self.policy.max_num_batched_tokens - (len(self._decoding) if self.policy.mixed else 0)
         for prefill in self._prefills:
             budget -= self._chunk(prefill, budget)
@@ -200,13 +203,16 @@ class Scheduler:
             if admitted is None:
                 break
             budget -= self._chunk(admitted, budget)
-        self._decodes = self.policy.mixed or not self._chunks
-        self.unseen = self.running < most and bool(self._incoming or (self.waiting and places < most))
-        self._ended = 0
-        self._fresh = len(self._incoming)
-        self.waiting.extend(self._incoming)
-        self._incoming.clear()
         decodes = len(self._decoding)
+        running = decodes + len(self._prefills)
+        self._decodes = self.policy.mixed or not self._chunks
+        self.planned = bool(self._chunks or decodes)
+        self._ended, self._fresh = 0, len(self._incoming)
+        self.unseen = running < most and bool(self._fresh or (self.waiting and places < most))
+        if self._fresh:
+            self.waiting.extend(self._incoming)
+            self._incoming.clear()
+        self.load = 4 * len(self.waiting) + running
         if not self._chunks:
             return Batch(decodes, self._context // self._units + decodes, 0, 0, 0)
         tokens = sum(count for _, count in self._chunks)
@@ -222,40 +228,42 @@ class Scheduler:
             self._chunks.append((prefill, count))
         return max(count, 0)
 
+    def _fits_for_sure(self, steps: int) -> bool:
+        """Whether decodes of so many steps find blocks even if each sequence has just begun one."""
+        cache = self.cache
+        if cache.capacity is None:
+            return True
+        decodes = len(self._decoding)
+        units = self._context + decodes * (steps * self._gain + self._size - 1)
+        return units // self._size + self._others <= cache.capacity - cache.shared
+
+    def _blocks(self, steps: int) -> int:
+        """Blocks of everything that this rank works on, after so many more steps of the decodes."""
+        gone = (self._step + steps) * self._gain
+        rest = int(self._phase @ ((-gone - self._places) % self._size))  # up to the ends of their last blocks
+        units = self._context + steps * self._gain * len(self._decoding) + rest
+        return units // self._size + self._others
+
     def _secure_decodes(self) -> bool:
-        """Take blocks for the tokens that decodes add; False where the newest had to give its up."""
-        self.cache.grow(-self._secured)
+        """Whether all find blocks for the tokens that they add; else the newest give theirs up until they do."""
         before = self.preemptions
-        while self.running > 1 and not self.cache.fits(self._new_blocks(1)):
+        while self.running > 1 and not self.cache.fits(self._blocks(1)):
             self._preempt()
-        self._secured = self._new_blocks(1)
-        self.cache.grow(self._secured)
         return self.preemptions == before
 
-    def _new_blocks(self, steps: int) -> int:
-        """Blocks that the decoding sequences begin in the next steps."""
-        whole, rest = divmod(steps * self._gain, len(self._phase))
-        blocks = whole * len(self._decoding)
-        if rest:
-            last = (-self._step * self._gain) % len(self._phase) + 1
-            blocks += sum(self._phase[max(last - rest, 0) : last])
-            if rest > last:
-                blocks += sum(self._phase[last - rest :])
-        return blocks
-
     def _admit(self, budget: int) -> _Prefill | None:
-        """The first of the queue with blocks for its whole prompt, or None where they are not to be had."""
+        """The first of the queue, with blocks for its whole prompt; None where they are not to be had."""
         request, generated, _ = self.waiting[0]
         tokens = int(self._requests.input_tokens[request]) + generated
         ids = self._requests.block_ids(request) if self._shared else []
+        if ids:
+            self.cache.hold(self._blocks(0))
         here = min(self.cache.matched(ids) * self._requests.block_tokens, tokens - 1)
         if not self.policy.chunked and tokens - here > budget < self.policy.max_num_batched_tokens:
             return None
         outputs = int(self._requests.output_tokens[request]) - generated
         own = max(-(-tokens // self.policy.block_tokens) - len(ids) * self.cache.weight, 0)
-        if not self._leaves_room(own + len(ids) * self.cache.weight, outputs) or not self.cache.take(
-            ids, own
-        ):
+        if not self._take(ids, own, outputs):
             return None
         self.waiting.popleft()
         self.cached_tokens += here
@@ -264,15 +272,19 @@ class Scheduler:
         self._prefills.append(prefill)
         return prefill
 
-    def _leaves_room(self, blocks: int, outputs: int) -> bool:
-        """Whether the reserved share of what this request and those that run have yet to write would fit."""
-        policy, free = self.policy, self.cache.free
-        if free is None or not self.running or not (policy.reserve_new or policy.reserve_running):
-            return True
-        rest = (self._until - self._step * len(self._decoding)) * self._gain / self._units
-        rest += sum(each.outputs for each in self._prefills)
-        owed = policy.reserve_new * outputs + policy.reserve_running * rest
-        return blocks + owed / policy.block_tokens <= free
+    def _take(self, ids: list[int], own: int, outputs: int) -> bool:
+        """Hold a prompt's blocks if they are there beside the next step and what is reserved."""
+        policy, cache = self.policy, self.cache
+        owed = 0.0
+        if self.running and (policy.reserve_new or policy.reserve_running):
+            rest = (self._until - self._step * len(self._decoding)) * self._gain / self._units
+            rest += sum(each.outputs for each in self._prefills)
+            owed = policy.reserve_new * outputs + policy.reserve_running * rest
+        if not cache.fits(self._blocks(1) + own + ceil(owed / policy.block_tokens), ids):
+            return False
+        self._others += own
+        cache.take(ids, self._blocks(0))
+        return True
 
     def _take_over(self) -> bool:
         """The first of the queue, whose keys and values are here, decodes; False where it does not fit."""
@@ -280,7 +292,7 @@ class Scheduler:
         tokens = int(self._requests.input_tokens[request]) + generated - 1
         outputs = int(self._requests.output_tokens[request]) - generated
         own = -(-tokens // self.policy.block_tokens)
-        if not self._leaves_room(own, outputs) or not self.cache.take([], own):
+        if not self._take([], own, outputs):
             return False
         self.waiting.popleft()
         self._decode(request, tokens, outputs, own, [])
@@ -292,7 +304,7 @@ class Scheduler:
         if self._prefills:
             lost = self._prefills.pop()
             generated = lost.tokens - int(self._requests.input_tokens[lost.request])
-            self.cache.release(lost.ids, lost.blocks)
+            self._release(lost)
             self.waiting.appendleft(Waiting(lost.request, generated))
             return
         request, gone = self._decoding.popitem()
@@ -312,17 +324,12 @@ class Scheduler:
         if not self._ends:
             return most
         steps = min(self._ends[0][0] - self._step, most)
-        if self.cache.free is None:
-            return steps
-        free = self.cache.free + self._secured
-        if free >= len(self._decoding) * (steps * self._gain // len(self._phase) + 1):
-            return steps
-        if free >= self._new_blocks(steps):
+        if self._fits_for_sure(steps) or self.cache.fits(self._blocks(steps)):
             return steps
         low, high = 1, steps  # blocks grow with steps: the most steps whose blocks are there
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if self._new_blocks(middle) <= free else (low, middle - 1)
+            low, high = (middle, high) if self.cache.fits(self._blocks(middle)) else (low, middle - 1)
         return low
 
     def _stale(self, end: tuple[int, int]) -> bool:
@@ -333,8 +340,6 @@ class Scheduler:
         """The planned step, and `steps - 1` more of the same decodes, are over."""
         done = Done([], [], [])
         if self._decodes and self._decoding:
-            self.cache.grow(self._new_blocks(steps) - self._secured)
-            self._secured = 0
             self._context += steps * self._gain * len(self._decoding)
             self._step += steps
             self._finish(done.last)
@@ -345,6 +350,7 @@ class Scheduler:
                 self._begin(prefill, done)
         self._chunks = []
         self._ended = len(done.last)
+        self.load = 4 * self.queued + self.running
         return done
 
     def _finish(self, last: list[int]) -> None:
@@ -352,23 +358,25 @@ class Scheduler:
             end = heapq.heappop(self._ends)
             if self._stale(end):
                 continue
+            if not last:
+                self.cache.hold(self._blocks(0))
             self._leave(self._decoding.pop(end[1]))
             last.append(end[1])
 
     def _leave(self, decode: _Decode) -> None:
-        size, start = len(self._phase), decode.context * self._units
-        now = start + (self._step - decode.since) * self._gain
-        self._context -= now
+        start = decode.context * self._units
+        self._context -= start + (self._step - decode.since) * self._gain
         self._until -= decode.until
-        self._phase[(start - decode.since * self._gain) % size] -= 1
-        self.cache.release(decode.ids, decode.blocks + -(-now // size) - -(-start // size))
+        self._phase[(start - decode.since * self._gain) % self._size] -= 1
+        self._others -= decode.blocks + -start // self._size
+        self.cache.release(decode.ids)
 
     def _begin(self, prefill: _Prefill, done: Done) -> None:
         """The prompt is done, its next token is there: the sequence decodes, is handed over, or ends."""
         if prefill.tokens == self._requests.input_tokens[prefill.request]:
             done.first.append(prefill.request)
         if prefill.outputs <= 1:
-            self.cache.release(prefill.ids, prefill.blocks)
+            self._release(prefill)
             done.last.append(prefill.request)
         elif self.policy.prompts_only:
             self._handing[prefill.request] = prefill
@@ -382,5 +390,6 @@ class Scheduler:
         self._decoding[request] = _Decode(context, self._step, until, blocks, ids)
         self._context += context * self._units
         self._until += until
-        self._phase[(context * self._units - self._step * self._gain) % len(self._phase)] += 1
+        self._phase[(context * self._units - self._step * self._gain) % self._size] += 1
+        self._others += -context // self.policy.block_tokens
         heapq.heappush(self._ends, (until, request))

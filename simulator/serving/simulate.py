@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.common.processes import default_workers
 from moesim.simulator.run.report import rates
 from moesim.simulator.scenario import AnyScenario, Scenario, load_scenario
 from moesim.simulator.scenario.inputs import inputs_of
 from moesim.simulator.scenario.serving import Serving, ServingLimits
 from moesim.simulator.serving.deployment import Deployment, deployments
 from moesim.simulator.serving.operators import cache_bytes_per_token
-from moesim.simulator.serving.replicas import Pool, Served, StepTimes, router, serve_requests
+from moesim.simulator.serving.replicas import Pool, Served, StepTimes, serve_requests
 from moesim.simulator.serving.requests import NS_PER_S, Requests, load_requests
 from moesim.simulator.serving.results import (
     Goodput,
@@ -39,6 +40,8 @@ Times = Callable[[Deployment], StepTimes]
 MOMENTS = 200
 """Most moments of a result's time line."""
 FIRST_INTERVAL_NS = 1_000_000
+MANY = 100_000
+"""Requests from which replicas that have nothing in common run in several processes."""
 MOST_FOR_CAPACITY = 20_000
 """Most requests that are served to find the highest stable rate."""
 TRANSFER_SETUP_S = 50e-6
@@ -63,15 +66,18 @@ class Service:
 
     def run(self, requests: Requests | None = None) -> Served:
         """Serve the load, or another one."""
+        load = self.requests if requests is None else requests
+        span = int(load.arrival_ns[-1])
         return serve_requests(
-            self.requests if requests is None else requests,
+            load,
             self.pools[0],
             prefill=self.pools[1] if len(self.pools) > 1 else None,
             transfer_ns=self._transfer_ns,
-            route=router(self.serving.router),
-            sample_ns=FIRST_INTERVAL_NS,
+            route=self.serving.router,
+            sample_ns=max(span // MOMENTS, FIRST_INTERVAL_NS),
             most_samples=2 * MOMENTS,
             concurrency=self.concurrency if requests is None else None,
+            workers=default_workers() if len(load) >= MANY else 1,
         )
 
     @cached_property

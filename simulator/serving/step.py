@@ -122,6 +122,10 @@ class StepModel:
             ranks, most, group = [_share(batch, 2) for batch in ranks], most / 2, group / 2
         return ranks, _Rows(graph, most, group, prefill), times
 
+    def __reduce__(self) -> tuple[type[StepModel], tuple[Deployment]]:
+        """For another process, which prices anew."""
+        return StepModel, (self.deployment,)
+
     def cost(self, ranks: Sequence[Batch]) -> StepCost:
         """The cost of a step in which each rank of `dp` has its batch."""
         distinct = set(ranks)

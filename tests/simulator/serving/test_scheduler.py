@@ -60,12 +60,12 @@ def test_the_newest_gives_its_blocks_up_and_computes_them_again() -> None:
     scheduler.advance(1)
     assert scheduler.plan().decodes == 1  # two of nine tokens each need three blocks, and there are five
     assert scheduler.preemptions == 1 and scheduler.waiting[0][:2] == (1, 1)
-    assert scheduler.cache.free == 2
+    assert scheduler._blocks(0) == 2 and scheduler._blocks(1) == 3
     ended: list[int] = []
     while scheduler.busy:
         scheduler.plan()
         ended += scheduler.advance(scheduler.horizon(99)).last
-    assert ended == [0, 1] and scheduler.cache.free == 5
+    assert ended == [0, 1] and scheduler._blocks(0) == 0
 
 
 def test_a_reservation_keeps_a_request_out_whose_answer_would_not_fit() -> None:
@@ -89,9 +89,9 @@ def test_drafts_shorten_the_answer_and_fill_blocks_faster() -> None:
     assert scheduler.horizon(99) == 4  # ten tokens after the first, 2.5 a step
     scheduler.advance(2)
     assert scheduler.plan().context == 16
-    assert scheduler.cache._own == 4  # 15 tokens
+    assert scheduler._blocks(0) == 4  # 15 tokens
     scheduler.advance(2)
-    assert not scheduler.busy and scheduler.cache._own == 0
+    assert not scheduler.busy and scheduler._blocks(0) == 0
 
 
 def test_a_handed_over_sequence_keeps_its_blocks_until_they_are_let_go() -> None:
@@ -100,9 +100,9 @@ def test_a_handed_over_sequence_keeps_its_blocks_until_they_are_let_go() -> None
     prompts.add(0)
     prompts.plan()
     assert prompts.advance(1) == ([0], [], [0])
-    assert prompts.cache.free == 1 and not prompts.busy
+    assert prompts._blocks(0) == 3 and not prompts.busy
     prompts.let_go(0)
-    assert prompts.cache.free == 4
+    assert prompts._blocks(0) == 0
     decodes = Scheduler(policy, of((10, 5)))
     decodes.add(0, 1, ready=True)
     assert decodes.plan() == Batch(1, 11, 0, 0, 0)
