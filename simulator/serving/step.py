@@ -145,30 +145,31 @@ class StepModel:
             for b in dict.fromkeys(ranks)
         ]
         slowest = max(cores, key=lambda pieces: sum(piece.seconds for piece in pieces))
-        compute = [*slowest, *terms.own(rows.most), *terms.experts(rows.group, rows.prefill)]
+        side, experts = [*slowest, *terms.own(rows.most)], terms.experts(rows.group, rows.prefill)
         exchange = terms.exchange(rows.most, rows.prefill)
         rest = terms.logits(times * max(b.decodes * per + b.prefills for b in ranks))
         decodes, context = max(b.decodes for b in ranks) * times, max(b.context for b in ranks) * times
         if per > 1 and decodes:
             rest += terms.drafts(decodes, context)
-        shares = self._together(rows.graph, times, total(compute), total(exchange), total(rest))
-        return self._parts(shares, times, compute, exchange, rest)
+        shares = self._together(rows, times, total(side), total(experts), total(exchange), total(rest))
+        return self._parts(shares, times, [*side, *experts], exchange, rest)
 
-    def _together(self, graph: bool, times: int, compute: Total, exchange: Total, rest: Total) -> Shares:
-        """A step of `times` micro-batches from its totals (eq. SV9)."""
-        engine = self.deployment.engine
-        if times == 1:
-            busy, exposed = compute.seconds, exchange.seconds
-        else:
-            # An exchange that holds some SMs slows compute; one without holds all of them for its call.
-            one = compute.seconds + exchange.held if exchange.held else compute.slowed
-            free = exchange.seconds - exchange.held
-            whole = overlapped(one, free)
-            busy = 2.0 * compute.seconds
-            exposed = whole - busy
+    def _together(
+        self, rows: _Rows, times: int, side: Total, experts: Total, exchange: Total, rest: Total
+    ) -> Shares:
+        """A step of `times` micro-batches from totals: outside experts, in them, exchange, once a step."""
+        engine, compute = self.deployment.engine, side.plus(experts)
+        busy, exposed = times * compute.seconds, exchange.seconds
+        if times == 2 and exchange.held:
+            # Rows travel without SMs; calls hold all of them.
+            exposed = overlapped(compute.seconds + exchange.held, exchange.seconds - exchange.held) - busy
+        elif times == 2:
+            back = exchange.seconds - exchange.out
+            slots = in_slots if rows.prefill else _anywhere
+            exposed = slots(side.slowed, experts.slowed, exchange.out, back) - busy
         gpu = busy + exposed + rest.seconds
         launches = (times * (compute.launches + exchange.launches) + rest.launches) * engine.launch_s.value
-        eager = 0.0 if graph else max(launches - gpu, 0.0)
+        eager = 0.0 if rows.graph else max(launches - gpu, 0.0)
         if engine.host_overlapped:
             host = engine.exposed_host_s.value + max(engine.host_s.value - gpu - eager, 0.0)
         else:
@@ -254,18 +255,19 @@ class StepModel:
         core = max([self._core(b, per) for b in set(ranks)])
         own, experts, exchange = self._own, self._experts[rows.prefill], self._exchange[rows.prefill]
         if rows.graph and not rows.prefill:
-            layers = own.exact(rows.most).plus(experts.exact(rows.group))
+            layers, inside = own.exact(rows.most), experts.exact(rows.group)
         else:
-            layers = own.at(rows.most).plus(experts.at(rows.group))
+            layers, inside = own.at(rows.most), experts.at(rows.group)
         rest = self._logits.at(times * max([b.decodes * per + b.prefills for b in ranks]))
         decodes = max([b.decodes for b in ranks]) * times
         if per > 1 and decodes:
             context = max([b.context for b in ranks]) * times
             rest = rest.plus(self._drafts.at(decodes, context / decodes))
-        return self._together(rows.graph, times, core.plus(layers), exchange.at(rows.most), rest).seconds
+        side = core.plus(layers)
+        return self._together(rows, times, side, inside, exchange.at(rows.most), rest).seconds
 
     def _core(self, batch: Batch, per: int) -> Total:
-        found = Total(0.0, 0.0, 0.0, 0)
+        found = Total(0.0, 0.0, 0.0, 0.0, 0)
         if batch.decodes:
             found = self._decodes.at(batch.decodes * per, batch.context / batch.decodes)
         if batch.prefill_tokens:
@@ -282,6 +284,19 @@ def overlapped(compute: float, exchange: float) -> float:
     The GPU computes for both, a micro-batch computes and sends in turn, and the links carry both.
     """
     return max(2.0 * compute, compute + exchange, 2.0 * exchange)
+
+
+def _anywhere(side: float, experts: float, out: float, back: float) -> float:
+    return overlapped(side + experts, out + back)
+
+
+def in_slots(side: float, experts: float, out: float, back: float) -> float:
+    """Seconds of two micro-batches whose layers alternate in prefills (eq. SV9).
+
+    Beside one's attention the other's rows go out or sums come back, and beside its experts too (sglang 0.5.9
+    batch_overlap/operations_strategy.py; decodes yield more often: there any compute hides any exchange).
+    """
+    return max(side, out) + max(experts, out) + max(experts, back) + max(side, back)
 
 
 def _share(batch: Batch, among: int) -> Batch:

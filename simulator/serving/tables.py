@@ -27,8 +27,9 @@ def _below(x: float) -> int:
 
 
 def _between(low: Total, high: Total, share: float) -> Total:
-    a, b, c, launches = low
-    return Total(a + share * (high[0] - a), b + share * (high[1] - b), c + share * (high[2] - c), launches)
+    a, b, c, d, launches = low
+    e, f, g, h, _ = high
+    return Total(a + share * (e - a), b + share * (f - b), c + share * (g - c), d + share * (h - d), launches)
 
 
 class Row:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
+from moesim.hwmodels.calibration import MeasuredCurve, list_profiles, load_profile
+from moesim.simulator.cost.compute import OperatorCost
 from moesim.simulator.cost.evidence import Evidence
 from moesim.simulator.model.feed_forward.moe import MoE
 from moesim.simulator.model.operator import Operator
@@ -34,6 +36,10 @@ FUSED_BYTES = 8.0 * 2**20
 """Largest buffer that a sum with a norm takes (vllm 0.19.0 config/compilation.py: 0.5 to 64 MiB by ranks)."""
 
 
+OUTWARD = ("dispatch", "all_gather")
+"""Calls that bring rows to the experts; the others bring sums back."""
+
+
 class Piece(NamedTuple):
     """One operator or call over all layers of a micro-batch.
 
@@ -52,30 +58,51 @@ class Piece(NamedTuple):
 
 
 class Total(NamedTuple):
-    """Seconds of pieces, the same beside an exchange that holds SMs, seconds that hold all SMs, launches."""
+    """Seconds of pieces, the same beside an exchange that holds SMs, and seconds that hold all SMs.
+
+    `out`: of these, seconds in which rows go out to the experts. `launches`: kernels.
+    """
 
     seconds: float
     slowed: float
     held: float
+    out: float
     launches: int
 
     def plus(self, other: Total) -> Total:
         """Both."""
-        return Total(
-            self[0] + other[0], self[1] + other[1], self[2] + other[2], self[3] + other[3]
-        )  # fmt: skip
+        a, b = self, other
+        return Total(a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3], a[4] + b[4])
+
+
+@lru_cache(maxsize=8)
+def _bursts(architecture: str) -> dict[tuple[str, str], MeasuredCurve]:
+    """Sustained over burst rates by class and format; those of FP8 stand for FP4."""
+    name = f"{architecture.lower()}-sustained"
+    if name not in list_profiles():
+        return {}
+    found = {}
+    for curve in load_profile(name).curves:
+        for use in curve.used_for:
+            _, kind, dtype = use.split("/")
+            found[kind, dtype] = curve
+    if ("gemm", "fp8") in found:
+        found.setdefault(("gemm", "fp4"), found["gemm", "fp8"])
+    return found
 
 
 def total(pieces: Iterable[Piece]) -> Total:
     """The sum of pieces."""
-    seconds = slowed = held = 0.0
+    seconds = slowed = held = out = 0.0
     launches = 0
     for piece in pieces:
         seconds += piece.seconds
         slowed += piece.slowed_s
         held += piece.held_s
         launches += piece.launches
-    return Total(seconds, slowed, held, launches)
+        if piece.name in OUTWARD:
+            out += piece.seconds
+    return Total(seconds, slowed, held, out, launches)
 
 
 def _kind(op: Operator) -> str:
@@ -118,11 +145,21 @@ class Terms:
         d, pieces = self.deployment, []
         for op in ops:
             found = price(op, d.cluster.accelerator, d.profile)
-            seconds = times * found.seconds * d.slowest
+            seconds = times * found.seconds * d.slowest / self._sustained(op, found)
             slowed = seconds * (self._free if found.bound == "compute" else 1.0)
             launches, evidence = times * op.launches, found.evidence
             pieces.append(Piece(prefix + op.name, _kind(op), seconds, slowed, 0.0, 0.0, launches, evidence))
         return pieces
+
+    def _sustained(self, op: Operator, cost: OperatorCost) -> float:
+        """Rate over that of a burst: the power limit holds where a pool works on prompts only (eq. SV11)."""
+        if self.deployment.role != "prefill" or cost.bound != "compute":
+            return 1.0
+        kind = "gemm" if op.gemm and op.cls != "attention_forward" else "attention"
+        curve = _bursts(self.deployment.cluster.accelerator.architecture).get(
+            (kind, op.dtype if kind == "gemm" else "bf16")
+        )
+        return curve.curve.at(1e3 * cost.seconds).value if curve else 1.0
 
     def own(self, tokens: float) -> list[Piece]:
         """Norms, projections, router, dense FFNs and shared experts on the rows of a rank."""
