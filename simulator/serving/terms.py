@@ -159,7 +159,7 @@ class Terms:
         curve = _bursts(self.deployment.cluster.accelerator.architecture).get(
             (kind, op.dtype if kind == "gemm" else "bf16")
         )
-        return curve.curve.at(1e3 * cost.seconds).value if curve else 1.0
+        return curve.curve.at(cost.seconds).value if curve else 1.0
 
     def own(self, tokens: float) -> list[Piece]:
         """Norms, projections, router, dense FFNs and shared experts on the rows of a rank."""

@@ -36,7 +36,7 @@ def test_two_micro_batches_hide_the_shorter_of_compute_and_exchange() -> None:
 
 
 def test_prompts_alone_run_at_the_power_limit() -> None:
-    """BF16 and FP8 products on Hopper sustain 0.85 to 0.95 of their rate in a burst (profile hopper-sustained)."""
+    """FP8 products on Hopper sustain 0.85 to 0.95 of their rate in a burst (profile hopper-sustained)."""
     both = _deployment(dp=16, ep=16)
     batch = [Batch(0, 0, 2, 8_192, 8_192 * 2_048)] * 16
     burst, sustained = (StepModel(replace(both, role=role)).cost(batch) for role in ("both", "prefill"))
@@ -93,7 +93,7 @@ def test_two_micro_batches_gain_with_many_rows_and_lose_with_few() -> None:
 
 
 def test_with_few_tokens_some_rank_reads_more_experts_than_the_mean() -> None:
-    """Top 8 of 256 experts of 4 tokens on 8 ranks: drawn, 3.8 experts a rank have rows, and 6.6 on the fullest."""
+    """Top 8 of 256 experts of 4 tokens on 8 ranks: 3.8 experts a rank have rows, 6.6 on the fullest."""
     few, many = _deployment(tp=8, ep=8).fullest(4), _deployment(tp=8, ep=8).fullest(4_096)
     draw = np.random.default_rng(1)
     chosen = draw.random((200, 4, 256)).argsort(axis=2)[:, :, :8]
