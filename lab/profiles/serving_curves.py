@@ -181,6 +181,7 @@ description: Laws of the kernels of inference engines, by family (eq. SV2).
 evidence: >-
   One fit of all families to every second shape of public tables on H200 and H800; residuals come from the
   other shapes (1.48 times the median error). Families without a table are first guesses, marked as assumed.
+include: [serving-exchange]
 kernel_laws:
 """
 FIELDS = {"call_time": ("call_us", 1e6), "bandwidth_fraction": ("bandwidth", 1.0), "compute_fraction": ("peak", 1.0),

@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moesim.hwmodels.accelerator import load_accelerator
+from moesim.hwmodels.calibration import load_profile
+from moesim.hwmodels.cluster import load_cluster
+from moesim.simulator.layout.routing import Gate
 from moesim.simulator.model.attention.dsa import DSA
 from moesim.simulator.model.attention.mla import MLA
 from moesim.simulator.model.attention.protocol import Attention
@@ -24,6 +27,7 @@ from moesim.simulator.model.feed_forward.moe import MoE
 from moesim.simulator.model.operator import Operator
 from moesim.simulator.model.primitives import BF16, move, norm
 from moesim.simulator.serving.attention import attention_operators, core
+from moesim.simulator.serving.exchange import Fabric, expert_exchange
 from moesim.simulator.serving.linear import product
 from moesim.simulator.serving.operators import Load, Rows, Split, experts, hyper, router
 from moesim.simulator.serving.prices import eager_seconds, price
@@ -35,7 +39,7 @@ class Case(NamedTuple):
     """A measured time with the operators behind it.
 
     `shape`: the sizes that say which cases are left out; `eager`: name of the host time that bounds a module run
-    without a graph, if any.
+    without a graph, if any; `given_s`: seconds of a call of the exchange, which has no operators.
     """
 
     family: str
@@ -44,6 +48,7 @@ class Case(NamedTuple):
     operators: tuple[Operator, ...]
     seconds: float
     eager: str = ""
+    given_s: float | None = None
 
     @property
     def left_out(self) -> bool:
@@ -53,6 +58,8 @@ class Case(NamedTuple):
     @property
     def predicted_s(self) -> float:
         """Seconds by the shipped laws."""
+        if self.given_s is not None:
+            return self.given_s
         card = load_accelerator(self.card)
         device = sum(price(op, card).seconds for op in self.operators)
         return eager_seconds(self.eager, device) if self.eager else device
@@ -303,6 +310,40 @@ def _fused(rows: list[Row]) -> Iterator[Case]:
         yield Case("GEMM BF16, few rows", "h800-sxm", (t,), (gate,), _time(row, "moe_gating_linear"))
 
 
+# -- exchange ----------------------------------------------------------------------------------------
+
+
+def exchange_cases(rows: Iterable[Row]) -> Iterator[Case]:
+    """Cases of `deepep-kernels-open.csv`; calls of normal kernels without their exchange of counts.
+
+    The tables do not say in which format normal kernels dispatch: the bytes fit FP8 in a node, BF16 across.
+    """
+    moe = load_model("deepseek-v3").moe
+    assert moe is not None
+    fabrics = {
+        card: Fabric(load_cluster(f"{card}-1024"), load_profile(f"{card}-measured")) for card in ("h100", "h200")
+    }
+    for row in rows:
+        c, card = conditions(row), row["hardware"][:4].lower()
+        nodes, tokens, name = int(c["nodes"]), float(c["tokens/rank"]), row["metric"].partition("_")[0]
+        low, operation = " ll" in row["conditions"][:10], "dispatch" if name == "dispatch" else "combine"
+        wire = "bf16" if operation == "combine" or (nodes > 1 and not low) else "fp8"
+        one = expert_exchange(
+            fabrics[card], moe, int(c["hidden"]), 8 * nodes, tokens, operation, low_latency=low,
+            sms=int(c.get("sms", 0)), wire=wire,
+            gate=Gate(256, 8, 1, 1, None) if nodes == 1 else None,  # DeepEP's test across nodes limits them to 4
+        )  # fmt: skip
+        seconds = one.seconds
+        if not low and nodes > 1:
+            seconds -= NOTIFIED_S[operation]
+        family = f"{operation} {'low latency' if low else 'normal'}, {nodes} nodes"
+        yield Case(family, f"{card}-sxm", (tokens,), (), float(row["value"]) * 1e-6, given_s=seconds)
+
+
+NOTIFIED_S = {"dispatch": 75e-6, "combine": 85e-6}
+"""Exchange of counts in the law of calls between nodes, which the tables list apart."""
+
+
 def all_cases(shared: Path) -> list[Case]:
     """Cases of all tables under a folder with `validation/serving` and `facts`."""
     serving = shared / "validation" / "serving"
@@ -311,6 +352,7 @@ def all_cases(shared: Path) -> list[Case]:
         *(sparse_case(row) for row in _csv(serving / "sparse-attention-open.csv")),
         *h800_kernels(shared / "facts" / "h800-kernels"),
         *h800_operators(serving / "h800-operators"),
+        *exchange_cases(_csv(serving / "deepep-kernels-open.csv")),
     ]
 
 

@@ -16,22 +16,16 @@ from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.evidence import CostedSeconds, Evidence
 from moesim.simulator.cost.library_collectives import RingOperation, ring_price
 from moesim.simulator.cost.transfers import dispatcher_transfer
-from moesim.simulator.dispatchers.protocol import Call, Links
+from moesim.simulator.dispatchers.protocol import Call, Links, direct_bytes, notify_seconds
 from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.layout.routing import Gate, expected_targets
 from moesim.simulator.model.feed_forward.moe import MoE
 from moesim.simulator.model.precision import Format, row_bytes
+from moesim.simulator.serving.prices import laws
 
-LOW_LATENCY, NORMAL = "deepep-low-latency", "deepep-2025-04"
+NORMAL = "deepep-2025-04"
 LINKS_PROFILE = "generic-roofline"
 """Shipped profile whose curves of links stand for those that a scenario's own profile does not have."""
-PCIE_SHARE = 0.8
-"""Share of the nominal rate of PCIe that a copy between two cards carries: 50.6 of 63 GB/s is usual for Gen5 x16
-(assumed, 0.6 to 0.9)."""
-PCIE_LATENCY_S = 5e-6
-"""A message between cards over PCIe with a flag behind it: assumed, 3 to 10 us."""
-
-
 class Exchange(NamedTuple):
     """One call: seconds in all, those in which its kernels hold `sms` SMs, and the ends of its error."""
 
@@ -80,7 +74,7 @@ class Fabric:
             raise InputError(
                 f"accelerator {card.name!r} has neither scale_up_bandwidth nor host_bandwidth; add one with its source"
             )
-        return PCIE_SHARE * card.host_bandwidth.value
+        return card.host_bandwidth.value
 
     @cached_property
     def nic_bytes_per_s(self) -> float:
@@ -111,6 +105,28 @@ def _exact(name: str, cost: CostedSeconds, sms: int, error: float) -> Exchange:
     return Exchange(name, cost, s if sms else 0.0, sms, s * (1.0 - error), s * (1.0 + error))
 
 
+NOTHING = CostedSeconds()
+
+
+def _by_law(
+    fabric: Fabric, family: str, name: str, scale_up: float, nic: float = 0.0, *, sms: int = 0, busy: bool = False
+) -> Exchange:
+    """A call that sends bytes over both kinds of link at once, by a law of the exchange (eq. SV5).
+
+    With `busy`, its kernels hold all SMs for the call alone.
+    """
+    law = laws(fabric.profile)[family]
+    call_s = law.call_us * 1e-6
+    seconds = call_s + scale_up / (law.bandwidth * fabric.scale_up_bytes_per_s)
+    if nic:
+        seconds = max(seconds, call_s + nic / (law.peak * fabric.nic_bytes_per_s))
+    notes = [f"{law.id}: assumed"] if law.kind == "assumed" else []
+    cost = CostedSeconds(seconds, Evidence.of([law.id], notes), nic, scale_up)
+    error = law.residual.on(fabric.cluster.accelerator.architecture).relative * seconds
+    held = fabric.cluster.accelerator.n_sms if busy else sms
+    return Exchange(name, cost, call_s if busy else seconds if sms else 0.0, held, seconds - error, seconds + error)
+
+
 # -- experts -----------------------------------------------------------------------------------------
 
 
@@ -126,91 +142,90 @@ def expert_exchange(
     sms: int = 20,
     wire: Format | None = None,
     redundant: int = 0,
+    gate: Gate | None = None,
 ) -> Exchange:
     """A dispatch or combine of `tokens` tokens a rank over `ranks` ranks (eqs. X2, X29).
 
     Rows go out in FP8 and come back in BF16 unless `wire` says otherwise. Low-latency kernels with a receiving hook
-    hold SMs for their call alone, not while rows travel; normal ones hold `sms` all the time. Over PCIe rows go
+    hold SMs for their call alone, not while rows travel; normal ones hold `sms` all the time. `gate`: by which a
+    token's targets are counted, where not the model's. Over PCIe rows go
     from card to card, one after the other.
     """
     fmt: Format = wire or ("fp8" if operation == "dispatch" else "bf16")
     row = moe.row_width(hidden)
     if ranks == 1 or not tokens:
-        return _exact(operation, CostedSeconds(), 0, 0.0)
-    if fabric.pcie:
-        return _over_pcie(
-            fabric, operation, tokens * moe.routed_rows * (ranks - 1) / ranks * row_bytes(row, fmt)
-        )
+        return _exact(operation, NOTHING, 0, 0.0)
     nodes = fabric.nodes_of(ranks)
-    links = fabric.links(ranks)
-    gate = Gate(moe.experts, moe.top_k, 1, 1, None)
-    kind = dispatcher(LOW_LATENCY if low_latency else NORMAL)
+    rows = direct_bytes(tokens, moe.routed_rows, ranks, ranks // nodes, row_bytes(row, fmt))
+    if fabric.pcie:
+        return _by_law(fabric, "pcie", operation, rows.nvlink_bytes, sms=PCIE_SMS)
+    if low_latency:
+        family = f"{operation}-low-latency{'-nodes' if nodes > 1 else ''}"
+        return _by_law(fabric, family, operation, rows.nvlink_bytes, rows.ib_bytes, busy=True)
+    gate, links = gate or _gate(moe, ranks), fabric.links(ranks)
+    kind = dispatcher(NORMAL)
     call = Call(
-        ranks=ranks, nodes=nodes, sms=0 if low_latency else sms, tokens=tokens, row=row, row_bytes=row_bytes(row, fmt),
-        wire=fmt, experts=moe.experts, local_experts=(moe.experts + redundant) / ranks, choices=moe.routed_rows,
+        ranks=ranks, nodes=nodes, sms=sms, tokens=tokens, row=row, row_bytes=row_bytes(row, fmt), wire=fmt,
+        experts=moe.experts, local_experts=(moe.experts + redundant) / ranks, choices=moe.routed_rows,
         targets=lambda: expected_targets(gate, ranks, fabric.cluster.node.n_gpus),
         phase="dispatch F" if operation == "dispatch" else "combine F",
     )  # fmt: skip
     moved = kind.traffic(call)
     time = dispatcher_transfer(kind, call, moved, links, fabric.curves)
-    payload = max(time.nic_s, time.scale_up_s)
-    cost = CostedSeconds(time.launch_s + payload, time.evidence, moved.ib_bytes, moved.nvlink_bytes)
-    busy = time.launch_s if low_latency else cost.seconds
-    held = fabric.cluster.accelerator.n_sms if low_latency else sms
-    return Exchange(
-        operation, cost, busy, held, time.launch_s + time.best_s, time.launch_s + max(time.worst_s, payload)
-    )
+    # The exchange of counts is in the law of calls between nodes, and inside a node in that of the kernels.
+    launch_s, evidence = time.launch_s - notify_seconds(links, nodes), time.evidence
+    payload_s = max(time.nic_s, time.scale_up_s)
+    if nodes > 1:  # kernels that also forward rows of other nodes move fewer of their own
+        law = laws(fabric.profile)[f"{operation}-normal-nodes"]
+        launch_s, evidence = launch_s + law.call_us * 1e-6, evidence | Evidence.of([law.id])
+        payload_s = max(time.nic_s / law.peak, time.scale_up_s / law.bandwidth)
+    cost = CostedSeconds(launch_s + payload_s, evidence, moved.ib_bytes, moved.nvlink_bytes)
+    high_s = launch_s + max(time.worst_s, 1.2 * payload_s)
+    return Exchange(operation, cost, cost.seconds, sms, launch_s + time.best_s, high_s)
 
 
-def _over_pcie(fabric: Fabric, name: str, sent: float) -> Exchange:
-    note = f"{fabric.cluster.accelerator.name}: {PCIE_SHARE:.0%} of PCIe and {PCIE_LATENCY_S * 1e6:g} us a call assumed"
-    cost = CostedSeconds(
-        PCIE_LATENCY_S + sent / fabric.scale_up_bytes_per_s, Evidence.of([], [note]), 0.0, sent
-    )
-    return _exact(name, cost, 16, 0.3)
+def _gate(moe: MoE, ranks: int) -> Gate:
+    """The gate by which a token's targets are counted; copies fill up ranks that do not divide the experts."""
+    if moe.experts % ranks:
+        return Gate(-(-moe.experts // ranks) * ranks, moe.top_k, 1, 1, None)
+    return Gate(moe.experts, moe.top_k, moe.groups, moe.groups_per_token, moe.group_score)
 
 
 # -- tensor parallelism and gathers ------------------------------------------------------------------
 
-ONE_SHOT_BYTES = 512 * 1024
-"""Largest sum that engines' own kernels take in one shot on NVLink (vLLM `custom_all_reduce.py`: 512 KiB for 4 to 8
-ranks; above it they reduce and gather up to 8 MiB, then NCCL runs)."""
-ONE_SHOT_LATENCY_S = 4e-6
-TWO_SHOT_LATENCY_S = 8e-6
+OWN_KERNEL_BYTES = 8 * 1024**2
+"""Largest sum that engines leave to kernels of their own (vLLM `custom_all_reduce.py`, TensorRT-LLM's workspace)."""
+PCIE_SMS, LIBRARY_SMS = 16, 24
 
 
 def collective(fabric: Fabric, operation: RingOperation, total_bytes: float, ranks: int) -> Exchange:
     """An all-reduce, all-gather or reduce-scatter of a buffer of `total_bytes` over `ranks` consecutive ranks.
 
-    All-reduces of at most 8 MiB in one NVLink domain run in the engines' own kernels (eq. SV5).
+    Inside a node the faster of the library's ring and of a call in a graph: of the engine's own kernel for sums of
+    at most 8 MiB, of NCCL's else.
     """
     if ranks == 1 or not total_bytes:
-        return _exact(operation, CostedSeconds(), 0, 0.0)
+        return _exact(operation, NOTHING, 0, 0.0)
+    sent = total_bytes * (ranks - 1) / ranks * (2.0 if operation == "all_reduce" else 1.0)
     if fabric.pcie:
-        factor = 2.0 if operation == "all_reduce" else 1.0
-        return _over_pcie(fabric, operation, factor * total_bytes * (ranks - 1) / ranks)
+        return _by_law(fabric, "pcie", operation, sent, sms=PCIE_SMS)
     nodes = fabric.nodes_of(ranks)
-    links = fabric.links(ranks)
-    price = ring_price(operation, total_bytes, ranks, ranks // nodes, links, fabric.curves)
-    if operation == "all_reduce" and nodes == 1 and total_bytes <= 16 * ONE_SHOT_BYTES:
-        rate = 0.75 * fabric.scale_up_bytes_per_s
-        one = ONE_SHOT_LATENCY_S + total_bytes * (ranks - 1) / rate
-        two = TWO_SHOT_LATENCY_S + 2 * total_bytes * (ranks - 1) / ranks / rate
-        own = min(one if total_bytes <= ONE_SHOT_BYTES else two, two)
-        if own < price.seconds:
-            price = CostedSeconds(
-                own, Evidence.of([], ["own all-reduce kernels: assumed latencies"]), 0.0, price.scale_up_bytes
-            )
-    return _exact(operation, price, 24, 0.25)
+    ring = ring_price(operation, total_bytes, ranks, ranks // nodes, fabric.links(ranks), fabric.curves)
+    if nodes == 1:
+        own = operation == "all_reduce" and total_bytes <= OWN_KERNEL_BYTES
+        family = "all-reduce" if own else "gather"
+        small = _by_law(fabric, family, operation, sent, sms=LIBRARY_SMS)
+        if small.seconds < ring.seconds:
+            return small
+    return _exact(operation, ring, LIBRARY_SMS, 0.2)
 
 
 def cache_transfer(fabric: Fabric, size: float, *, across_nodes: bool = True) -> Exchange:
-    """Keys and values of `size` bytes from a prefill rank to a decode rank, by its NIC or over NVLink."""
-    share = 0.85
-    rate = fabric.nic_bytes_per_s if across_nodes and fabric.nic_bytes_per_s else fabric.scale_up_bytes_per_s
-    nic = across_nodes and fabric.nic_bytes_per_s > 0
-    cost = CostedSeconds(
-        20e-6 + size / (share * rate), Evidence.of([], [f"cache transfer at {share:.0%} of the link: assumed"]),
-        size if nic else 0.0, 0.0 if nic else size,
-    )  # fmt: skip
-    return _exact("cache_transfer", cost, 0, 0.2)
+    """Keys and values of `size` bytes from a prefill rank to a decode rank, by its NIC or over the scale-up links."""
+    by_nic = across_nodes and fabric.nic_bytes_per_s > 0.0
+    law = laws(fabric.profile)["cache-transfer"]
+    rate = law.bandwidth * (fabric.nic_bytes_per_s if by_nic else fabric.scale_up_bytes_per_s)
+    evidence = Evidence.of([law.id], [f"{law.id}: assumed"])
+    sent = (size, 0.0) if by_nic else (0.0, size)
+    cost = CostedSeconds(law.call_us * 1e-6 + size / rate, evidence, *sent)
+    return _exact("cache_transfer", cost, 0, law.residual.relative)
