@@ -14,12 +14,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+from lab import packed
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from moesim.hwmodels.accelerator import load_accelerator
 from moesim.simulator.model.operator import GEMM_CLASSES
 from moesim.simulator.scoring.serving_operators import Case, all_cases
+from moesim.simulator.serving.linear import product
 from moesim.simulator.serving.prices import families, peak_flop_per_s, rows_a_group
 
 FIGURES = ("call_time", "bandwidth_fraction", "compute_fraction", "edge", "depth_time")
@@ -74,6 +76,7 @@ START: dict[str, tuple[float, ...]] = {
     "eager-mla": (580.0, 0.5),
     "eager-dsa": (1500.0, 0.3),
 }
+RESULT = "2026-11-26-h100-x2-serving.json"
 SCALE = {"call_time": 1e-6, "depth_time": 1e-9}
 LIMITS = {
     "call_time": (1.8e-6, 1.0),
@@ -88,7 +91,7 @@ FIXED = {
     ("decode-gqa", "bandwidth_fraction"),
     ("copy-pack", "call_time"),
 }
-MOST_CALL_S = 40e-6
+MOST_CALL_S = 20e-6
 
 
 class Terms:
@@ -154,7 +157,7 @@ def fitted(cases: list[Case]) -> tuple[dict[Key, float], dict[Key, bool]]:
         return np.concatenate([errors, stiff * prior * (log_values - np.log(start))])
 
     low = np.log([LIMITS[g][0] for _, g in keys])
-    longest = [
+    longest: list[float] = [
         MOST_CALL_S
         if g == "call_time" and "-" in f and START[f][1:2] and not f.startswith("eager")
         else LIMITS[g][1]
@@ -189,7 +192,7 @@ FIELDS = {"call_time": ("call_us", 1e6), "bandwidth_fraction": ("bandwidth", 1.0
 SOURCES = {
     "experts-fused": "NetX-lab/Frontier@a4b22df h800-operators (MIT)",
     "experts": "ai-dynamo/aiconfigurator@095f58a h200_sxm wideep MoE (SGLang 0.5.10) and alibaba/InferSim@f2293da bench_data, H800",
-    "gemm": "NetX-lab/Frontier@a4b22df h800-operators (MIT)",
+    "gemm": "moesim measurement on an H100 (lab/results/2026-11-26-h100-x2-serving.json) and NetX-lab/Frontier@a4b22df h800-operators (MIT)",
     "gemm-fp8": "alibaba/InferSim@f2293da bench_data, H800, and ai-dynamo/aiconfigurator@095f58a h200_sxm MLA and DSA modules",
     "decode-gqa": "NetX-lab/Frontier@a4b22df h800-operators (MIT)",
     "prefill-gqa": "NetX-lab/Frontier@a4b22df h800-operators (MIT)",
@@ -231,9 +234,21 @@ def entry(family: str, figures: dict[str, float], known: bool, residual: float) 
     )
 
 
+def own_products() -> list[Case]:
+    """BF16 products of few and many rows with cold weights, as measured on an H100 (lab/studies/serving_calls.py)."""
+    found = []
+    for kind, *sizes, us in packed.read(RESULT)["rows"]:
+        if kind == "bf16":
+            m, n, k = (float(size) for size in sizes)
+            op = product("product", m, n, k, "bf16")
+            found.append(Case("GEMM BF16, cold weights", "h100-sxm", (m,), (op,), us * 1e-6))
+    return found
+
+
 def main() -> None:
     """Fit, and write the profile to stdout and the errors by family to stderr."""
-    cases = all_cases(Path(sys.argv[1]))
+    cases = [*all_cases(Path(sys.argv[1])), *own_products()]
+    cases = [case for case in cases if case.given_s is None]
     values, known = fitted(cases)
     keys = list(values)
     terms = Terms(cases, keys)

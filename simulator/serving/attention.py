@@ -228,19 +228,23 @@ def _module(name: str, rows: float, split: Split) -> list[Operator]:
 def sparse(a: DSA, hidden: int, rows: Rows, split: Split) -> list[Operator]:
     """DeepSeek sparse attention: indexer, then the absorbed core over at most `top_k` keys of a query.
 
-    Prompts of at most `top_k` keys run dense, as latent attention, beside the indexer.
+    Prompts of at most `top_k` keys run dense, as latent attention, and leave the indexer's keys alone behind.
     """
     heads, row, top = a.heads / split.tp, latent_row_bytes(a, split), float(a.indexer.top_k)
     out = _latent_inputs(a, hidden, rows, split)
+    dense = rows.prefills > 0.0 and rows.keys_formed <= top * rows.prompts
     if not a.indexer.shared:
-        query_in = a.q_lora_rank or hidden
-        out += indexer_operators(a.indexer, hidden, query_in, rows, a.indexer.head_dim)
+        i, t = a.indexer, rows.prefills if rows.tokens else 0.0
+        chosen = rows._replace(tokens=rows.tokens - t, prefills=0.0, pairs=0.0, cached=0.0) if dense else rows
+        out += indexer_operators(i, hidden, a.q_lora_rank or hidden, chosen, i.head_dim)
+        if dense and t:
+            out.append(gemm("indexer.key", "F", t, i.head_dim, hidden, "bf16", cls="gate_gemm"))
     form = "" if split.cache == "bf16" else f"-{split.cache}"
     if d := rows.decodes:
         seen = rows.decode_keys(top)
         out += _absorbed_core(a, "decode", f"decode-sparse{form}", d, seen, seen * row, heads)
     if p := rows.prefills:
-        if rows.keys_formed <= top * rows.prompts:
+        if dense:
             out += _prefill(a, rows, split, heads)
         else:
             seen = rows.prefill_keys(top)
