@@ -280,6 +280,9 @@ class Scenario(Section):
     @model_serializer(mode="wrap")
     def _as_stated(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
         data: dict[str, Any] = handler(self)
+        for key in _OF_TRAINING:
+            if self.serving is not None and not is_stated(self, key):
+                data.pop(key, None)  # else it would count as stated when it is read again
         return as_stated(self, data, resolved=bool((info.context or {}).get("resolved")))
 
     def __str__(self) -> str:

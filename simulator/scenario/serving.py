@@ -86,6 +86,8 @@ class ServingLoad(Section):
     """Mean of drawn answers."""
     length_spread: float = Field(0.0, ge=0, le=5)
     """Standard deviation of the logarithm of drawn lengths; 0: all are equal."""
+    cached_share: float = Field(0.0, ge=0, lt=1)
+    """Share of each drawn prompt that a cache outside of the replicas holds, such as one on disks."""
 
     @model_validator(mode="after")
     def _every_key_counts(self) -> ServingLoad:
@@ -97,7 +99,9 @@ class ServingLoad(Section):
             "burstiness": self.arrivals != "bursts",
             "block_tokens": self.log is None,
             "arrivals": self.log is not None and not closed,
-            **dict.fromkeys(("input_tokens", "output_tokens", "length_spread"), self.log is not None),
+            **dict.fromkeys(
+                ("input_tokens", "output_tokens", "length_spread", "cached_share"), self.log is not None
+            ),
         }
         if stated := [key for key, idle in unread.items() if idle and key in self.model_fields_set]:
             what = (

@@ -30,7 +30,7 @@ class Requests:
 
     `arrival_ns`, `input_tokens`, `output_tokens`: one entry a request. `block_ids` of request i are
     `blocks[first_block[i]:first_block[i + 1]]`: equal ids are equal prefixes of `block_tokens` tokens a
-    block; `block_tokens` is 0 where the log has none.
+    block; `block_tokens` is 0 where the log has none. `cached_share` of every prompt is in a cache elsewhere.
     """
 
     arrival_ns: Ints
@@ -39,6 +39,7 @@ class Requests:
     blocks: Ints
     first_block: Ints
     block_tokens: int = 0
+    cached_share: float = 0.0
 
     def __len__(self) -> int:
         """Number of requests."""
@@ -62,6 +63,7 @@ class Requests:
             np.concatenate(ids) if ids else self.blocks[:0],
             np.concatenate(([0], np.cumsum(counts))),
             self.block_tokens,
+            self.cached_share,
         )
 
     def at_once(self, count: int) -> Requests:
@@ -160,7 +162,11 @@ def _mooncake(path: Path, text: str, block_tokens: int) -> Requests:
                 f"{path}, line {number}: {line[:60]!r} is not a request: {problem}; every line needs "
                 "`timestamp` in ms, `input_length`, `output_length`, and may have `hash_ids`"
             ) from None
-    with_ids = bool(rows) and all(row["ids"] for row in rows)
+    with_ids = any(row["ids"] for row in rows)
+    if with_ids and (gap := next((n for n, row in enumerate(rows, 1) if not row["ids"]), 0)):
+        raise InputError(
+            f"{path}, line {gap} has no `hash_ids`, and others have; give them to all lines or to none"
+        )
     return requests_of(
         [round(row["timestamp"] * NS_PER_MS) for row in rows],
         [row["input_length"] for row in rows],
@@ -272,7 +278,8 @@ def load_requests(load: ServingLoad, seed: int, find: Callable[[str], str] = str
         times = arrivals(load.rate_per_s, count, seed, spread)
     draws = np.random.default_rng([seed, 1])
     inputs = drawn_lengths(load.input_tokens, load.length_spread, count, draws)
-    return requests_of(times, inputs, drawn_lengths(load.output_tokens, load.length_spread, count, draws))
+    outputs = drawn_lengths(load.output_tokens, load.length_spread, count, draws)
+    return replace(requests_of(times, inputs, outputs), cached_share=load.cached_share)
 
 
 def drawn_lengths(mean: int, spread: float, count: int, draws: np.random.Generator) -> Ints:

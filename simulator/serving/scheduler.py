@@ -245,7 +245,7 @@ class Scheduler:
         return units // self._size + self._others
 
     def _secure_decodes(self) -> bool:
-        """Whether all find blocks for the tokens that they add; else the newest give theirs up until they do."""
+        """Whether all find blocks for the tokens that they add; else the newest give theirs up."""
         before = self.preemptions
         while self.running > 1 and not self.cache.fits(self._blocks(1)):
             self._preempt()
@@ -258,7 +258,10 @@ class Scheduler:
         ids = self._requests.block_ids(request) if self._shared else []
         if ids:
             self.cache.hold(self._blocks(0))
-        here = min(self.cache.matched(ids) * self._requests.block_tokens, tokens - 1)
+        here = self.cache.matched(ids) * self._requests.block_tokens
+        if not generated:  # keys and values that a preempted sequence lost are computed
+            here = max(here, int(self._requests.cached_share * tokens))
+        here = min(here, tokens - 1)
         if not self.policy.chunked and tokens - here > budget < self.policy.max_num_batched_tokens:
             return None
         outputs = int(self._requests.output_tokens[request]) - generated

@@ -231,11 +231,11 @@ def trainer(name: str) -> Trainer:
     return trainer_of(name)
 
 
-def presets() -> list[str]:
-    """Names of the scenarios that ship with the package."""
+def presets(*, serving: bool = False) -> list[str]:
+    """Names of the scenarios that ship with the package: those of training, or those for `serve`."""
     from moesim.simulator.scenario import preset_names
 
-    return preset_names()
+    return preset_names(serving=serving)
 
 
 def check(scenario: AnyScenario, *overrides: str) -> Check:
