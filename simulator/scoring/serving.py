@@ -141,7 +141,8 @@ def predict(run: Run, models: dict[str, StepModel]) -> tuple[dict[str, Interval]
     outputs = served.requests.output_tokens
     tpot = (served.last_token_ns - served.first_token_ns) / NS_PER_S / (outputs - 1)
     ttft = (served.first_token_ns - served.arrival_ns) / NS_PER_S
-    mid = {"ttft": float(np.median(ttft)), "tpot": float(np.median(tpot))}
+    average = np.mean if recipes().load.statistic == "mean" else np.median
+    mid = {"ttft": float(average(ttft)), "tpot": float(average(tpot))}
     steady, low, high = (steady_state(run, models, pick) for pick in (_seconds, _low, _high))
     found = {
         name: Interval(mid[name], mid[name] * low[name] / steady[name], mid[name] * high[name] / steady[name])
