@@ -112,7 +112,12 @@ def scenario_of(run: Run, gpus: int) -> Scenario:
         "output_tokens": run.lengths[1],
     }  # fmt: skip
     return load_scenario(
-        {"name": "serving run", "model": run.model, "cluster": run.cluster, "serving": {**run.setup, "load": load}}
+        {
+            "name": "serving run",
+            "model": run.model,
+            "cluster": run.cluster,
+            "serving": {**run.setup, "load": load},
+        }
     )
 
 
@@ -189,9 +194,7 @@ def steady_state(run: Run, models: dict[str, StepModel], of: Callable[[StepCost]
     }
 
 
-def _prompt(
-    model: StepModel, tokens: int, beside: Batch | None, of: Callable[[StepCost], float]
-) -> float:
+def _prompt(model: StepModel, tokens: int, beside: Batch | None, of: Callable[[StepCost], float]) -> float:
     """Seconds of the steps of one prompt, on one rank; decodes go on in them where the engine mixes them."""
     policy, dp = model.deployment.policy, model.deployment.pool.dp
     chunk = max(min(tokens, policy.max_num_batched_tokens), 1)

@@ -80,6 +80,7 @@ class Figure(Frozen):
     name: str
     model: str
     cluster: str
+    setup: str = ""
     serving: dict[str, Any]
     batch: Step
     measured: float
@@ -90,16 +91,19 @@ class Figure(Frozen):
 
 
 class Figures(Frozen):
-    """The shipped figures; the other keys hold what several of them share."""
+    """The shipped figures, and the keys of `serving` that several of them share, by name."""
 
-    hopper: dict[str, Any]
-    prefill: dict[str, Any]
+    setups: dict[str, dict[str, Any]]
     figures: tuple[Figure, ...]
 
 
 def figures() -> tuple[Figure, ...]:
     """The shipped figures; raises InputError for a malformed file."""
-    return validate_model(Figures, parse_mapping(published_text(FIGURES), FIGURES), FIGURES).figures
+    found = validate_model(Figures, parse_mapping(published_text(FIGURES), FIGURES), FIGURES)
+    return tuple(
+        one.model_copy(update={"serving": {**found.setups.get(one.setup, {}), **one.serving}})
+        for one in found.figures
+    )
 
 
 def deployment_of(model: str, cluster: Any, serving: Mapping[str, Any]) -> Deployment:
@@ -162,10 +166,10 @@ class LoggedRun(Frozen):
 
 
 class LoggedRuns(Frozen):
-    """Runs of one source on one card."""
+    """Runs of one source on one machine."""
 
     source: str
-    accelerator: str
+    cluster: str
     runs: tuple[LoggedRun, ...]
 
 
@@ -204,11 +208,10 @@ def _own_load(run: LoggedRun) -> Requests:
     return requests_of(requests["queued_ns"], requests["input_tokens"], requests["output_tokens"])
 
 
-def _serve(run: LoggedRun, accelerator: str, times: type[StepModel] | None) -> Served:
+def _serve(run: LoggedRun, cluster: str, times: type[StepModel] | None) -> Served:
     """The run served again, with the step model's times or at its own rates."""
     data = {
-        "name": run.name, "model": run.model, "cluster": {"accelerator": accelerator, "nodes": 1},
-        "serving": run.pool,
+        "name": run.name, "model": run.model, "cluster": cluster, "serving": run.pool,
     }  # fmt: skip
     series = run.each_second
 
@@ -253,7 +256,7 @@ def score_logged(own: bool = True) -> list[ScoredFigure]:
         measured = _latencies(run, None)
         for times, limits in ((None, (0.10, None)), *([(StepModel, (0.30, 0.15))] if own else [])):
             kind = "rates given" if times is None else "own step times"
-            served = _serve(run, logged.accelerator, times)
+            served = _serve(run, logged.cluster, times)
             for name, known, found, within in zip(
                 ("TTFT", "TPOT"), measured, _latencies(run, served), limits, strict=True
             ):

@@ -166,7 +166,9 @@ def _row(record: Mapping[str, str], run: Mapping[str, Any]) -> ServingRow:
         for name in ("isl", "osl", "concurrency"):
             fields[name] = int(said[name])
         if "disagg" in said:
-            fields["prefill"], fields["plan"] = (_pool(said[f"{role}: workers"]) for role in ("prefill", "decode"))
+            fields["prefill"], fields["plan"] = (
+                _pool(said[f"{role}: workers"]) for role in ("prefill", "decode")
+            )
         else:
             degrees = {name: int(said[name]) for name in ("tp", "attn_dp", "moe_tp", "moe_ep")}
             fields["plan"] = _plan(degrees, id_)
