@@ -1,17 +1,17 @@
 """Scores served loads against measured runs: order of plans first, then errors and coverage of TTFT and TPOT.
 
-A run is served request by request as its benchmark did: a closed loop with lengths drawn as there. Runs of one
-deployment share its step model. Errors are predicted / measured - 1.
+A run is served request by request as its benchmark did: a closed loop with lengths drawn as there. Runs of
+one deployment share its step model. Errors are predicted / measured - 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
+from pydantic import Field
 
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.frozen import Frozen
@@ -62,8 +62,8 @@ class ScoredRun(Frozen):
     drafts: int = 0
     known: bool = True
     measured: dict[str, float]
-    predicted: dict[str, Interval] = {}
-    steady: dict[str, float] = {}
+    predicted: dict[str, Interval] = Field(default_factory=dict)
+    steady: dict[str, float] = Field(default_factory=dict)
     notes: tuple[str, ...] = ()
     refused: str = ""
 
@@ -82,7 +82,7 @@ class ScoredRun(Frozen):
 
 
 class ErrorScore(Frozen):
-    """Errors of a set of runs, as fractions: medians, absolute medians and shares inside the 80 % interval."""
+    """Errors of a set of runs as fractions, by metric, and shares of runs in the 80 % interval."""
 
     name: str
     rows: int
@@ -105,7 +105,7 @@ class ServingBoard(Frozen):
 # -- a run --------------------------------------------------------------------------------------------
 
 
-def scenario_of(run: Run, gpus: int) -> Scenario:
+def scenario_of(run: Run) -> Scenario:
     """The scenario of a run: a cluster of its accelerator, the pools, and a load of its longest request."""
     load = {
         "arrivals": "concurrency", "concurrency": run.concurrency, "input_tokens": run.lengths[0],
@@ -126,17 +126,19 @@ def closed_loop(run: Run, seed: int = SEED) -> Requests:
     load = recipes().load
     count = min(load.requests_per_slot * run.concurrency, max(MOST_REQUESTS, 2 * run.concurrency))
     draw = np.random.default_rng(seed)
-    lengths = [draw.integers(int(load.shortest * most), most, count, endpoint=True) for most in run.lengths]
-    return requests_of(np.zeros(count, dtype=np.int64), *lengths)
+    inputs, outputs = (
+        draw.integers(int(load.shortest * most), most, count, endpoint=True) for most in run.lengths
+    )
+    return requests_of(np.zeros(count, dtype=np.int64), inputs, outputs)
 
 
 def predict(run: Run, models: dict[str, StepModel]) -> tuple[dict[str, Interval], dict[str, float]]:
     """TTFT and TPOT of a run with their intervals, and those of the closed form.
 
-    `models`: step models of the run's deployment by role, filled here. Raises InputError and InfeasibleError as
-    `serve` does.
+    `models`: step models of the run's deployment by role, filled here. Raises InputError and InfeasibleError
+    as `serve` does.
     """
-    scenario = scenario_of(run, 0)
+    scenario = scenario_of(run)
 
     def times(deployment: Deployment) -> StepModel:
         return models.setdefault(deployment.role, StepModel(deployment))
@@ -171,8 +173,8 @@ def _high(cost: StepCost) -> float:
 def steady_state(run: Run, models: dict[str, StepModel], of: Callable[[StepCost], float]) -> dict[str, float]:
     """TTFT and TPOT in seconds of a closed loop in its steady state, where prompts come one at a time.
 
-    A sequence waits for its decode steps and, where one pool does both, for the prompts of all others that come
-    in its life; a prompt waits for the step under way. `of` picks the best, mean or worst seconds of a step.
+    A sequence waits for its decode steps and, where one pool does both, for the prompts of all others that
+    come in its life; a prompt waits for the step under way. `of` picks the best, mean or worst seconds of a step.
     """
     decode, prompts = models.get("both") or models["decode"], models.get("both") or models["prefill"]
     one = decode.deployment
@@ -270,8 +272,8 @@ def _scored(row: ServingRow, run: Run | None, **outcome: Any) -> ScoredRun:
     return ScoredRun(
         id=row.id, title=row.title, model=run.model if run else row.model, hardware=row.hardware,
         engine=row.engine, release=row.release, precision=row.precision, plan=str(plan),
-        prefill=str(row.prefill or ""), gpus=sum(one.replicas * one.tp * one.dp for one in pools), isl=row.isl,
-        osl=row.osl, concurrency=row.concurrency, drafts=drafts, known=run.known if run else True,
+        prefill=str(row.prefill or ""), gpus=sum(one.replicas * one.tp * one.dp for one in pools),
+        isl=row.isl, osl=row.osl, concurrency=row.concurrency, drafts=drafts, known=run.known if run else True,
         measured={name: value for name in METRICS if (value := getattr(row, f"{name}_s")) is not None},
         notes=run.notes if run else (), **outcome,
     )  # fmt: skip

@@ -56,7 +56,7 @@ class ScoredFigure(Frozen):
 
 
 class Step(Frozen):
-    """The step of one rank: `tokens` of prompts of `prompt` tokens, `cached` of them known, or `sequences`."""
+    """The step of one rank: `tokens` of prompts of `prompt` tokens (`cached` known), or `sequences`."""
 
     tokens: int = 0
     prompt: int = 1
@@ -138,7 +138,7 @@ def score_figures(within: float = 0.15) -> list[ScoredFigure]:
 
 
 def overlap_gains() -> dict[int, float]:
-    """Speed-up by two micro-batches of DeepSeek's decode on 144 GPUs, by tokens a rank; above 1 where they gain."""
+    """Speed-up by two micro-batches of DeepSeek's decode on 144 GPUs, by tokens a rank."""
     decode = next(one for one in figures() if one.name == "DeepSeek online decode")
     found = {}
     for tokens in OVERLAP_TOKENS:
@@ -183,6 +183,7 @@ class LoggedRates:
     """Step times from the tokens/s that a run logged each second, so that only the scheduler is judged."""
 
     def __init__(self, prompt: Sequence[float], output: Sequence[float]) -> None:
+        """Tokens of prompts and of outputs in each second."""
         self._prompt, self._output = prompt, output
 
     def pace(self, now_ns: int, ranks: Sequence[Batch]) -> Pace:

@@ -23,8 +23,8 @@ from moesim.simulator.scoring import file_records, published_data
 
 FILE, RECIPES = "serving-rows.csv.xz", "serving-recipes.yaml"
 COLUMNS = frozenset(
-    ("source", "system", "model", "hardware", "n_gpus", "phase", "conditions", "metric", "unit", "value", "where")
-)  # fmt: skip
+    ["source", "system", "model", "hardware", "conditions", "metric", "unit", "value", "where"]
+)
 """Columns of a table of serving runs."""
 MODELS = {
     "deepseek-ai/DeepSeek-V3": "deepseek-v3",
@@ -47,6 +47,7 @@ class Plan(NamedTuple):
     ep: int
 
     def __str__(self) -> str:
+        """Such as 9x TP8 EP8."""
         degrees = [f"{name}{n}" for name, n in zip(("TP", "DP", "EP"), self[1:], strict=True) if n > 1]
         return f"{f'{self.replicas}x ' if self.replicas > 1 else ''}{' '.join(degrees) or 'one GPU'}"
 
@@ -82,7 +83,8 @@ class ServingRow(Frozen):
     def title(self) -> str:
         """Model, machine, engine, plan and lengths in words."""
         plan = f"{self.prefill} + {self.plan}" if self.prefill else f"{self.plan}"
-        return f"{self.model} on {self.hardware}, {self.engine} {self.release}, {plan}, {self.isl}/{self.osl} x {self.concurrency}"
+        load = f"{self.isl}/{self.osl} x {self.concurrency}"
+        return f"{self.model} on {self.hardware}, {self.engine} {self.release}, {plan}, {load}"
 
 
 class Run(NamedTuple):
@@ -116,8 +118,8 @@ def serving_rows(file: Path | None = None) -> tuple[ServingRow, ...]:
     records = _shipped() if file is None else file_records(file)
     if missing := COLUMNS - set(records[0]):
         raise InputError(
-            f"{'the table' if file is None else file.name} has no column {', '.join(sorted(missing))}; a table of "
-            f"serving runs has {', '.join(sorted(COLUMNS))}"
+            f"{'the table' if file is None else file.name} has no column {', '.join(sorted(missing))}; a "
+            f"table of serving runs has {', '.join(sorted(COLUMNS))}"
         )
     joined: dict[tuple[str, ...], dict[str, Any]] = {}
     for record in records:
@@ -192,8 +194,8 @@ def _pairs(text: str) -> Iterable[tuple[str, str]]:
 def _plan(degrees: Mapping[str, int], id_: str) -> Plan:
     """The plan of one engine. `moe_tp` x `moe_ep` GPUs share the experts.
 
-    Lists of InferenceX runs multiply TP by EP where both are above 1; their ids say tp8_ep8, and the scripts of
-    these runs have one node, so that the number of GPUs is the product over EP.
+    Lists of InferenceX runs multiply TP by EP where both are above 1; their ids say tp8_ep8, and the scripts
+    of these runs have one node, so that the number of GPUs is the product over EP.
     """
     tp, dp, moe_tp, moe_ep = (degrees[name] for name in ("tp", "attn_dp", "moe_tp", "moe_ep"))
     gpus = tp * dp
@@ -247,7 +249,7 @@ def recipes() -> Recipes:
 def _holds(wanted: object, value: object) -> bool:
     if isinstance(wanted, (list, tuple)):
         if len(wanted) == 2 and not str(wanted[0]).startswith("cfg"):
-            return bool(wanted[0] <= value <= wanted[1])  # type: ignore[operator]
+            return bool(wanted[0] <= value <= wanted[1])
         return value in wanted
     return value == wanted
 
@@ -279,6 +281,8 @@ def run_of(row: ServingRow, rows: Sequence[ServingRow] = ()) -> Run:
             if given.get("dp"):
                 plan = plan._replace(tp=1, dp=plan.tp * plan.dp)
             facts |= {name: given[name] for name in ("drafts", "dp") if name in given}
+    if "refused" in setup:
+        raise InputError(setup["refused"])
     if "engine" not in setup:
         raise InputError(
             f"engine={row.engine!r} is not read here{nearest(row.engine, ['vllm', 'sglang', 'trtllm'])}"
@@ -286,8 +290,8 @@ def run_of(row: ServingRow, rows: Sequence[ServingRow] = ()) -> Run:
     drafts, notes = facts["drafts"], []
     if drafts == UNKNOWN:
         drafts = _drafts_by_twin(row, rows)
-    known = drafts is not None
-    if not known:
+    is_known = drafts is not None
+    if not is_known:
         notes.append("drafts (MTP) are not stated, and both kinds ran: predicted without")
     if plan != row.plan:
         notes.append(f"read as {plan}: the row leaves out what the script chose")
@@ -301,7 +305,7 @@ def run_of(row: ServingRow, rows: Sequence[ServingRow] = ()) -> Run:
         same = {key: setup[key] for key in ("max_num_batched_tokens", "max_num_seqs", "memory_fraction")}
         setup["prefill"] = {**same, **dict(zip(Plan._fields, row.prefill, strict=True))}
     return Run(
-        MODELS[row.model], CLUSTERS[row.hardware], setup, (row.isl, row.osl), row.concurrency, known,
+        MODELS[row.model], CLUSTERS[row.hardware], setup, (row.isl, row.osl), row.concurrency, is_known,
         tuple(notes),
     )  # fmt: skip
 

@@ -53,6 +53,23 @@ def simulate(
     check_served(result)
 
 
+@serving.command("validate")
+def validate(
+    rows: Annotated[
+        Path | None,
+        typer.Option(
+            "--rows", metavar="FILE", help="Score your own runs: a CSV (docs/validation/serving.md)."
+        ),
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Processes.", min=1, max=256)] = 2,
+    as_json: AsJson = False,
+) -> None:
+    """Compare measured serving with predictions: order of plans, TTFT and TPOT, published throughput."""
+    from moesim.cli.serve_scores import validate_serving
+
+    validate_serving(rows, as_json, workers)
+
+
 def check_served(result: ServingResult) -> None:
     """Raise InfeasibleError for a load that never drains, and for limits that no request keeps."""
     from moesim.simulator.serving.results import goodput_text, stable_text
