@@ -174,7 +174,7 @@ def steady_state(run: Run, models: dict[str, StepModel], of: Callable[[StepCost]
     """TTFT and TPOT in seconds of a closed loop in its steady state, where prompts come one at a time.
 
     A sequence waits for its decode steps and, where one pool does both, for the prompts of all others that
-    come in its life; a prompt waits for the step under way. `of` picks the best, mean or worst seconds of a step.
+    come in its life; a prompt waits for the step under way. `of` picks the best, mean or worst seconds.
     """
     decode, prompts = models.get("both") or models["decode"], models.get("both") or models["prefill"]
     one = decode.deployment
@@ -273,7 +273,8 @@ def _scored(row: ServingRow, run: Run | None, **outcome: Any) -> ScoredRun:
         id=row.id, title=row.title, model=run.model if run else row.model, hardware=row.hardware,
         engine=row.engine, release=row.release, precision=row.precision, plan=str(plan),
         prefill=str(row.prefill or ""), gpus=sum(one.replicas * one.tp * one.dp for one in pools),
-        isl=row.isl, osl=row.osl, concurrency=row.concurrency, drafts=drafts, known=run.known if run else True,
+        isl=row.isl, osl=row.osl, concurrency=row.concurrency, drafts=drafts,
+        known=run.known if run else True,
         measured={name: value for name in METRICS if (value := getattr(row, f"{name}_s")) is not None},
         notes=run.notes if run else (), **outcome,
     )  # fmt: skip

@@ -133,8 +133,8 @@ def _dispatched(
 
 
 TRAINED = (
-    "family: one model, hardware, GPUs, sequence, batch and precision; regret: measured step of the plan that "
-    "is predicted to be fastest, over that of the fastest"
+    "family: one model, hardware, GPUs, sequence, batch and precision; regret: measured step of the plan "
+    "that is predicted to be fastest, over that of the fastest"
 )
 
 

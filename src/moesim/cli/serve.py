@@ -61,13 +61,22 @@ def validate(
             "--rows", metavar="FILE", help="Score your own runs: a CSV (docs/validation/serving.md)."
         ),
     ] = None,
+    operators: Annotated[
+        Path | None,
+        typer.Option("--operators", metavar="FOLDER", help="Score kernels of public tables, by family."),
+    ] = None,
     workers: Annotated[int, typer.Option(help="Processes.", min=1, max=256)] = 2,
     as_json: AsJson = False,
 ) -> None:
     """Compare measured serving with predictions: order of plans, TTFT and TPOT, published throughput."""
-    from moesim.cli.serve_scores import validate_serving
+    from moesim.cli.serve_scores import validate_operators, validate_serving
 
-    validate_serving(rows, as_json, workers)
+    if operators is not None and rows is not None:
+        raise InputError("--rows scores served runs, --operators kernels: give one")
+    if operators is not None:
+        validate_operators(operators, as_json)
+    else:
+        validate_serving(rows, as_json, workers)
 
 
 def check_served(result: ServingResult) -> None:

@@ -8,8 +8,11 @@ from pathlib import Path
 
 from moesim.cli.console import print_json, print_table, print_text, working
 from moesim.cli.scores import print_order
+from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.summary_text import percent
 from moesim.simulator.scoring.serving import METRICS, ErrorScore, ScoredRun, ServingBoard, score_serving
+from moesim.simulator.scoring.serving_operators import FamilyScore, all_cases
+from moesim.simulator.scoring.serving_operators import scores as score_families
 from moesim.simulator.scoring.serving_published import (
     ScoredFigure,
     overlap_gains,
@@ -40,11 +43,38 @@ def validate_serving(file: Path | None, as_json: bool, workers: int) -> None:
         print_figures(figures, gains)
 
 
+def validate_operators(folder: Path, as_json: bool) -> None:
+    """Score the kernels of the tables in a folder (`validation/serving` and `facts` of the shared data)."""
+    try:
+        with working("pricing kernels"):
+            families = score_families(all_cases(folder))
+    except OSError as error:
+        raise InputError(
+            f"{folder}: {error.strerror or error} ({error.filename}); give the folder that has "
+            "validation/serving/*-open.csv and facts/h800-kernels"
+        ) from None
+    if as_json:
+        print_json([family._asdict() for family in families])
+        return
+    print_families(families)
+
+
+def print_families(families: Iterable[FamilyScore]) -> None:
+    """Print errors of kernels by family: of the shapes that calibrated, and of those left out."""
+    lines = [
+        (one.family, str(one.fitted), f"{one.fitted_median:.1%}", str(one.left_out),
+         f"{one.left_out_median:.1%}", f"{one.left_out_p90:.1%}")
+        for one in families
+    ]  # fmt: skip
+    headers = ("kernels", "calibrated", "median |error|", "left out", "median |error|", "P90")
+    print_table(headers, lines, right=range(1, 6))
+
+
 def print_board(board: ServingBoard) -> None:
     """Print the order of plans, errors by set and group, refusals and the largest misses."""
     print_order(board.order, SERVED)
-    for title, scores in (("runs", board.totals), ("runs by model, machine and engine", board.groups)):
-        print_table((title, *HEADERS), [_cells(score) for score in scores], right=range(1, len(HEADERS) + 1))
+    for title, found in (("runs", board.totals), ("runs by model, machine and engine", board.groups)):
+        print_table((title, *HEADERS), [_cells(score) for score in found], right=range(1, len(HEADERS) + 1))
         print_text("")
     print_text(
         "errors of the mean TPOT and TTFT, predicted / measured - 1; in 80 %: measured inside the interval; "
