@@ -150,7 +150,8 @@ def order_table(scores: Iterable[OrderScore]) -> list[str]:
         "|---|---|---|---|---|---|---|",
         *(
             f"| {s.name} | {len(s.families)} | {s.pairs_right} of {s.pairs} | {s.pairs_right / s.pairs:.1%} "
-            f"| {s.best_picked} of {len(s.families)} | {percent(s.regret_median)} | {percent(s.regret_worst)} |"
+            f"| {s.best_picked} of {len(s.families)} | {percent(s.regret_median)} "
+            f"| {percent(s.regret_worst)} |"
             for s in scores
         ),
     ]
