@@ -1,7 +1,9 @@
 """docs/validation/serving.md and the tables behind it: served runs and published figures beside predictions.
 
 `make scoreboard` computes lab/docs/boards/serving.csv and serving-figures.csv anew; the page is written from
-them.
+them. Alone, in three minutes of a core:
+
+    python -m lab.writers.serving_page
 """
 
 from __future__ import annotations
@@ -259,3 +261,15 @@ def misses(board: ServingBoard) -> list[str]:
             for run in list(seen.values())[:SHOWN_MISSES]
         ),
     ]
+
+
+def main() -> None:
+    """Compute both tables anew, and write them and the page."""
+    files = computed()
+    for path, text in {**files, PAGE: page(files)}.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    main()
