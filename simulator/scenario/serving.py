@@ -15,6 +15,11 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
+def _is_default(section: Section, key: str) -> bool:
+    """Whether a key has the value that it has where nobody states it, as in what `to_dict` writes."""
+    return bool(getattr(section, key) == type(section).model_fields[key].default)
+
+
 class ServingPool(Section):
     """Equal replicas of an engine. A replica has `tp` x `dp` x `pp` GPUs, which step together."""
 
@@ -103,7 +108,7 @@ class ServingLoad(Section):
                 ("input_tokens", "output_tokens", "length_spread", "cached_share"), self.log is not None
             ),
         }
-        if stated := [key for key, idle in unread.items() if idle and key in self.model_fields_set]:
+        if stated := [key for key, idle in unread.items() if idle and not _is_default(self, key)]:
             what = (
                 "a log says when requests come and how long they are"
                 if self.log
@@ -122,6 +127,15 @@ class ServingLimits(Section):
     """Mean time between a request's tokens after the first."""
     end_to_end_s: Positive | None = None
     percentile: float = Field(90.0, gt=0, lt=100)
+    """Per cent of the requests that are promised to keep each limit."""
+
+    @model_validator(mode="after")
+    def _limits_something(self) -> ServingLimits:
+        if not (self.ttft_s or self.tpot_s or self.end_to_end_s or _is_default(self, "percentile")):
+            raise ValueError(
+                "percentile would not be read without ttft_s, tpot_s or end_to_end_s; state one of them"
+            )
+        return self
 
 
 class Serving(ServingPool):
@@ -144,3 +158,13 @@ class Serving(ServingPool):
     """Chance that each draft is accepted, given the one before it. Absent: measured defaults."""
     load: ServingLoad = ServingLoad()
     limits: ServingLimits = ServingLimits()
+
+    @model_validator(mode="after")
+    def _drafts_are_accepted(self) -> Serving:
+        if self.acceptance is not None and not self.draft_tokens:
+            raise ValueError(
+                "acceptance would not be read: draft_tokens is 0; state draft_tokens, or leave it out"
+            )
+        if self.prefill is not None and self.prefill.draft_tokens:
+            raise ValueError("prefill.draft_tokens would not be read: prompts need no drafts; leave it out")
+        return self

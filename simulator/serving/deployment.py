@@ -242,8 +242,8 @@ class Deployment:
         return Policy(
             max_num_seqs=self.pool.max_num_seqs, max_num_batched_tokens=self.pool.max_num_batched_tokens,
             block_tokens=block, kv_blocks=self.cache_tokens // block, mixed=self.engine.mixed,
-            chunked=self.engine.chunked, prefix_caching=self.serving.prefix_caching, gain=self.tokens_per_step,
-            ahead=self.engine.host_overlapped, prompts_only=self.role == "prefill",
+            chunked=self.engine.chunked, prefix_caching=self.serving.prefix_caching,
+            gain=self.tokens_per_step, ahead=self.engine.host_overlapped, prompts_only=self.role == "prefill",
         )  # fmt: skip
 
 
@@ -284,6 +284,27 @@ def weight_bytes(shape: ModelShape, pool: ServingPool, linear: Format, experts: 
     return max([stages[0] + table, *stages[1:-1], stages[-1] + table])
 
 
+def _check_split(shape: ModelShape, pool: ServingPool) -> None:
+    """Raises InputError for degrees that do not divide the model, and keys that a dense one does not read."""
+    heads = [getattr(attention, "heads", pool.tp) for attention in shape.attention_by_name.values()]
+    if bad := [count for count in heads if count % pool.tp]:
+        fits = [n for n in range(pool.tp, 0, -1) if not any(count % n for count in heads)]
+        raise InputError(
+            f"serving.tp={pool.tp} does not divide the {bad[0]} query heads of {shape.name}; the nearest that "
+            f"does is {fits[0]}"
+        )
+    if shape.moe is None and (pool.ep > 1 or pool.redundant_experts):
+        raise InputError(
+            f"{shape.name} has no routed experts, so that ep={pool.ep} and redundant_experts="
+            f"{pool.redundant_experts} say nothing; leave them out"
+        )
+    if shape.moe is not None and (experts := shape.moe.experts + pool.redundant_experts) % pool.ep:
+        raise InputError(
+            f"ep={pool.ep} does not divide {experts} experts, redundant_experts={pool.redundant_experts} among them; "
+            f"{-experts % pool.ep} more redundant experts would fill the ranks up"
+        )
+
+
 def deployments(scenario: Scenario) -> tuple[Deployment, ...]:
     """The pools of a scenario: one that does both, or that of decodes and that of prompts.
 
@@ -303,6 +324,8 @@ def deployments(scenario: Scenario) -> tuple[Deployment, ...]:
             "lower serving.replicas, or take a larger cluster"
         )
     shape, profile = scenario.shape, scenario.calibration
+    for pool in pools:
+        _check_split(shape, pool)
     roles = ("decode", "prefill") if serving.prefill else ("both",)
     found = tuple(
         Deployment(shape, cluster, profile, serving, pool, role, Spreads.of(scenario))

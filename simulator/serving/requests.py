@@ -66,11 +66,6 @@ class Requests:
             self.cached_share,
         )
 
-    def at_once(self, count: int) -> Requests:
-        """The first `count` requests, all of them at the same moment."""
-        some = self.some(np.arange(count))
-        return replace(some, arrival_ns=np.zeros_like(some.arrival_ns))
-
     def at_rate(self, requests_per_s: float) -> Requests:
         """The same requests, stretched in time to a mean number of arrivals a second."""
         span = int(self.arrival_ns[-1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
 
@@ -42,8 +42,8 @@ MOMENTS = 200
 FIRST_INTERVAL_NS = 1_000_000
 MANY = 100_000
 """Requests from which replicas that have nothing in common run in several processes."""
-MOST_FOR_CAPACITY = 20_000
-"""Most requests that are served to find the highest stable rate."""
+MOST_PLACES = 10_000
+"""Most sequences that run at once where the highest stable rate is looked for."""
 TRANSFER_SETUP_S = 50e-6
 """Assumed (10 to 500 us): handshake of a hand-over of keys and values."""
 
@@ -100,13 +100,24 @@ class Service:
         return ceil((TRANSFER_SETUP_S + tokens * token / rate) * NS_PER_S)
 
     def highest_stable_per_s(self) -> float | None:
-        """Requests a second when they never run out: the middle of a run in which all arrive at once."""
-        most = min(len(self.requests), MOST_FOR_CAPACITY)
-        if most < 2:
-            return None
-        served = self.run(self.requests.at_once(most))
+        """Requests a second when they never run out: completions around the middle of a full house.
+
+        As many as find a place come at once, with answers cut as if they had begun some time ago, and as many
+        again behind them.
+        """
+        requests, pool, one = self.requests, self.pools[0], self.deployments[0]
+        mean = float((requests.input_tokens + requests.output_tokens).mean())
+        places = (
+            min(pool.policy.max_num_seqs, max(int(one.cache_tokens / mean), 1)) * pool.ranks * pool.replicas
+        )
+        places = min(max(places, 4), MOST_PLACES)
+        full = requests.some(np.arange(2 * places) % len(requests))
+        ages = np.random.default_rng(self.scenario.seed).permutation(places)
+        outputs = full.output_tokens.copy()
+        outputs[:places] = np.ceil(outputs[:places] * (ages + 1) / places)
+        served = self.run(replace(full, arrival_ns=np.zeros_like(outputs), output_tokens=outputs))
         ends = np.sort(served.last_token_ns)
-        low, high = most // 5, max(4 * most // 5, most // 5 + 1)
+        low, high = places // 2, places // 2 + places
         span = int(ends[high] - ends[low])
         return (high - low) * NS_PER_S / span if span else None
 
@@ -226,8 +237,10 @@ def _offered_per_s(service: Service, served: Served) -> float | None:
 
 def _queue_is_left(served: Served) -> bool:
     """Whether more than 1 % of the requests waited when the last one came: perhaps the load never drains."""
-    waiting = served.scheduled_ns > served.arrival_ns[-1]
-    return int(waiting.sum()) > 0.01 * len(waiting)
+    last = int(served.arrival_ns[-1])
+    waiting = int((served.scheduled_ns > last).sum())
+    waiting = max(waiting, *(row[2] for row in served.counts if 0 <= last - row[0] < last // 20), 0)
+    return waiting > 0.01 * len(served.arrival_ns)
 
 
 def _use(service: Service, served: Served, at: int, duration: float) -> PoolUse:
@@ -289,10 +302,13 @@ def _cost(service: Service, duration: float, inputs: int, outputs: int) -> tuple
     scenario, cluster = service.scenario, service.deployments[0].cluster
     gpus = [one.pool.gpus * one.pool.replicas for one in service.deployments]
     usd, watts, notes = None, None, []
+    rent = cluster.price_per_gpu_hour
     try:
-        bill = rates(cluster, scenario.run.price, 0)
-        hour = bill.usd(1.0)
-        usd = None if hour is None else hour / bill.gpus
+        if scenario.run.price is not None:
+            bill = rates(cluster, scenario.run.price, 0)
+            usd = None if bill.usd_per_hour is None else sum(bill.usd_per_hour.values()) / bill.gpus
+        elif rent is not None:
+            usd = rent.value
     except InputError as problem:
         notes.append(f"no price: {problem}")
     try:

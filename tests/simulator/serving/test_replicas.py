@@ -163,5 +163,8 @@ def test_the_same_load_gives_the_same_times_in_one_process_and_in_two() -> None:
 def test_the_same_load_gives_the_same_times_again() -> None:
     requests = drawn(200, 40.0)
     assert same(
-        *(serve_requests(requests, pool(3, 2, block_tokens=4, kv_blocks=90), sample_ns=100 * MS) for _ in range(2))
+        *(
+            serve_requests(requests, pool(3, 2, block_tokens=4, kv_blocks=90), sample_ns=100 * MS)
+            for _ in range(2)
+        )
     )

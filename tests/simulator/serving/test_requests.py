@@ -136,7 +136,7 @@ def test_some_requests_keep_their_blocks() -> None:
         ({"concurrency": 4}, "go together"),
         ({"arrivals": "concurrency", "concurrency": 4, "rate_per_s": 1}, "rate_per_s would not be read"),
         ({"burstiness": 3.0}, "burstiness would not be read: arrivals=poisson"),
-        ({"block_tokens": 16}, "block_tokens would not be read"),
+        ({"block_tokens": 16, "rate_per_s": 1}, "block_tokens would not be read"),
     ],
 )
 def test_keys_that_nothing_reads_are_refused(keys: dict[str, object], said: str) -> None:
