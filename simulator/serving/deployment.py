@@ -105,7 +105,7 @@ class Deployment:
         """Rows of the fullest rank over the mean, and its experts with rows, for `tokens` of the group.
 
         Some experts are popular (`expert_load_cv`) and tokens are dealt at random; with few of them some rank
-        has to read many more experts than the mean (eq. SV10).
+        has to read many more experts than the mean (eq. Q10).
         """
         pool, moe = self.pool, self.shape.moe
         if moe is None or not tokens:

@@ -2,7 +2,7 @@
 
 A step is a sum of terms that each depend on few numbers: layers on the rows of a rank, attention on sequences
 and keys, experts on the rows of a group, the exchange on the rows of the fullest rank, logits on sequences.
-`cost` adds the terms (eq. SV8 to SV10), `pace` reads them from tables that grow where they are asked for.
+`cost` adds the terms (eqs. Q8 to Q11), `pace` reads them from tables that grow where they are asked for.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from functools import partial
 from math import ceil, hypot
 from typing import NamedTuple
 
-from moesim.simulator.cost.evidence import NO_EVIDENCE, Evidence, combined
+from moesim.simulator.cost.evidence import Evidence, combined
 from moesim.simulator.serving.deployment import Deployment
 from moesim.simulator.serving.engines import Figure
 from moesim.simulator.serving.replicas import Pace
 from moesim.simulator.serving.scheduler import Batch
 from moesim.simulator.serving.tables import Plane, Row
 from moesim.simulator.serving.terms import Piece, Terms, Total, total
+from moesim.simulator.studies.sources import MODEL_ERROR
 
 TO_80 = 1.2816
 """Half an 80 % interval of a normal error in standard deviations."""
@@ -279,7 +280,7 @@ class StepModel:
 
 
 def overlapped(compute: float, exchange: float) -> float:
-    """Seconds of two micro-batches, each with so much compute and exchange (eq. SV9).
+    """Seconds of two micro-batches, each with so much compute and exchange (eq. Q9).
 
     The GPU computes for both, a micro-batch computes and sends in turn, and the links carry both.
     """
@@ -291,7 +292,7 @@ def _anywhere(side: float, experts: float, out: float, back: float) -> float:
 
 
 def in_slots(side: float, experts: float, out: float, back: float) -> float:
-    """Seconds of two micro-batches whose layers alternate in prefills (eq. SV9).
+    """Seconds of two micro-batches whose layers alternate in prefills (eq. Q9).
 
     Beside one's attention the other's rows go out or sums come back, and beside its experts too (sglang 0.5.9
     batch_overlap/operations_strategy.py; decodes yield more often: there any compute hides any exchange).
@@ -332,7 +333,8 @@ def _error(
     for piece in exchange:
         errors[piece.name] += piece.error_s / sent * shares.exchange_s if sent else 0.0
     errors["host"] = (host.high - host.low) / 2.0 / TO_80
+    errors["model.left_out"] = MODEL_ERROR * shares.seconds
     return hypot(*errors.values(), 0.5 * shares.launches_s)
 
 
-__all__ = ["NO_EVIDENCE", "Part", "Shares", "StepCost", "StepModel", "overlapped"]
+__all__ = ["Part", "Shares", "StepCost", "StepModel", "in_slots", "overlapped"]

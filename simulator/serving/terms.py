@@ -152,7 +152,7 @@ class Terms:
         return pieces
 
     def _sustained(self, op: Operator, cost: OperatorCost) -> float:
-        """Rate over that of a burst: the power limit holds where a pool works on prompts only (eq. SV11)."""
+        """Rate over that of a burst: the power limit holds where a pool works on prompts only (eq. Q11)."""
         if self.deployment.role != "prefill" or cost.bound != "compute":
             return 1.0
         kind = "gemm" if op.gemm and op.cls != "attention_forward" else "attention"
@@ -248,7 +248,7 @@ class Terms:
     # -- exchange ---------------------------------------------------------------------------------
 
     def exchange(self, tokens: float, prefill: bool) -> list[Piece]:
-        """What the fullest rank's `tokens` tokens take over the links (eq. SV8)."""
+        """What the fullest rank's `tokens` tokens take over the links (eq. Q8)."""
         return self._sent(tokens, prefill, len(self.deployment.shape.layers), self._routed)
 
     def _sent(self, tokens: float, prefill: bool, layers: int, routed: int, prefix: str = "") -> list[Piece]:
