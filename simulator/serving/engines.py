@@ -46,6 +46,8 @@ class Engine(Section):
     """How tokens reach experts by default where attention is data-parallel."""
     fused_norms: bool
     """Whether sums over TP in one node also norm, on Hopper and Blackwell and without data parallelism."""
+    shared_beside: int
+    """Most rows for which shared experts run on a stream beside router and routed experts in a graph."""
     graph_buckets: Annotated[tuple[PositiveInt, ...], BeforeValidator(_expanded)]
     """Batch sizes of captured decode graphs, in order."""
     graph_prefill: int

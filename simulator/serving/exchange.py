@@ -26,6 +26,8 @@ from moesim.simulator.serving.prices import laws
 NORMAL = "deepep-2025-04"
 LINKS_PROFILE = "generic-roofline"
 """Shipped profile whose curves of links stand for those that a scenario's own profile does not have."""
+
+
 class Exchange(NamedTuple):
     """One call: seconds in all, those in which its kernels hold `sms` SMs, and the ends of its error."""
 
@@ -109,7 +111,14 @@ NOTHING = CostedSeconds()
 
 
 def _by_law(
-    fabric: Fabric, family: str, name: str, scale_up: float, nic: float = 0.0, *, sms: int = 0, busy: bool = False
+    fabric: Fabric,
+    family: str,
+    name: str,
+    scale_up: float,
+    nic: float = 0.0,
+    *,
+    sms: int = 0,
+    busy: bool = False,
 ) -> Exchange:
     """A call that sends bytes over both kinds of link at once, by a law of the exchange (eq. SV5).
 
@@ -124,7 +133,9 @@ def _by_law(
     cost = CostedSeconds(seconds, Evidence.of([law.id], notes), nic, scale_up)
     error = law.residual.on(fabric.cluster.accelerator.architecture).relative * seconds
     held = fabric.cluster.accelerator.n_sms if busy else sms
-    return Exchange(name, cost, call_s if busy else seconds if sms else 0.0, held, seconds - error, seconds + error)
+    return Exchange(
+        name, cost, call_s if busy else seconds if sms else 0.0, held, seconds - error, seconds + error
+    )
 
 
 # -- experts -----------------------------------------------------------------------------------------

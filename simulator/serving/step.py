@@ -77,22 +77,31 @@ class StepModel:
         self.terms = Terms(deployment)
         terms = self.terms
         self._known: dict[tuple[tuple[Batch, ...], int, int], StepCost] = {}
-        self._own, self._logits = Row(lambda n: total(terms.own(n))), Row(lambda n: total(terms.logits(n)))
-        self._experts, self._exchange, self._whole = (
+        self._own = Row(lambda n: total(terms.own(n)), lambda n: total(terms.own(n, True)))
+        self._logits = Row(lambda n: total(terms.logits(n)))
+        self._experts, self._exchange = (
             {prefill: Row(partial(one, prefill=prefill)) for prefill in (False, True)}
             for one in (
                 lambda n, prefill: total(terms.experts(n, prefill)),
                 lambda n, prefill: total(terms.exchange(n, prefill)),
-                lambda n, prefill: total(
-                    [*terms.own(n), *terms.experts(n, prefill), *terms.exchange(n, prefill)]
-                ),
             )
         )
+        self._whole = {
+            prefill: Row(partial(self._of_one, prefill), partial(self._of_one, prefill, captured=True))
+            for prefill in (False, True)
+        }
         self._core_launches: dict[tuple[bool, bool], int] = {}
         self._formed = Row(lambda n: total(terms.formed(n)))
         self._decodes = Plane(lambda n, keys: total(terms.decodes(n, n * keys)))
         self._prefills = Plane(lambda n, keys: total(terms.prefills(n, n * keys)))
         self._drafts = Plane(lambda n, keys: total(terms.drafts(n, n * keys)))
+
+    def _of_one(self, prefill: bool, rows: float, captured: bool = False) -> Total:
+        """Layers, experts and exchange of a replica with one rank of attention."""
+        terms = self.terms
+        return total(
+            [*terms.own(rows, captured), *terms.experts(rows, prefill), *terms.exchange(rows, prefill)]
+        )
 
     # -- a step -----------------------------------------------------------------------------------
 
@@ -146,7 +155,9 @@ class StepModel:
             for b in dict.fromkeys(ranks)
         ]
         slowest = max(cores, key=lambda pieces: sum(piece.seconds for piece in pieces))
-        side, experts = [*slowest, *terms.own(rows.most)], terms.experts(rows.group, rows.prefill)
+        captured = rows.graph and not rows.prefill
+        side = [*slowest, *terms.own(rows.most, captured)]
+        experts = terms.experts(rows.group, rows.prefill)
         exchange = terms.exchange(rows.most, rows.prefill)
         rest = terms.logits(times * max(b.decodes * per + b.prefills for b in ranks))
         decodes, context = max(b.decodes for b in ranks) * times, max(b.context for b in ranks) * times

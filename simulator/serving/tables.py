@@ -35,9 +35,11 @@ def _between(low: Total, high: Total, share: float) -> Total:
 class Row:
     """A term over one number."""
 
-    def __init__(self, price: Callable[[float], Total]) -> None:
-        """`price`: the term itself."""
-        self._price = price
+    def __init__(
+        self, price: Callable[[float], Total], captured: Callable[[float], Total] | None = None
+    ) -> None:
+        """`price`: the term itself; `captured`: the same in a graph, where it differs."""
+        self._price, self._captured = price, captured or price
         self._points: dict[int, Total] = {}
         self._read: dict[float, Total] = {}
         self._exact: dict[float, Total] = {}
@@ -56,10 +58,10 @@ class Row:
         return found
 
     def exact(self, x: float) -> Total:
-        """The term itself, priced once."""
+        """The term in a graph of so many rows, priced once."""
         found = self._exact.get(x)
         if found is None:
-            found = self._exact[x] = self._price(x)
+            found = self._exact[x] = self._captured(x)
         return found
 
     def _point(self, at: int) -> Total:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
@@ -161,16 +161,33 @@ class Terms:
         )
         return curve.curve.at(cost.seconds).value if curve else 1.0
 
-    def own(self, tokens: float) -> list[Piece]:
-        """Norms, projections, router, dense FFNs and shared experts on the rows of a rank."""
+    def own(self, tokens: float, captured: bool = False) -> list[Piece]:
+        """Norms, projections, router, dense FFNs and shared experts on the rows of a rank.
+
+        Where a graph was captured shared experts may run beside the routed ones: then only their bytes count.
+        """
         d, out = self.deployment, []
         fused = self._fuses(tokens)
         rows, none = Rows(tokens, 0.0, 0.0, 0.0, 0.0, 0.0), Load(0.0, 0.0, 0.0, 0.0)
         for index, times in self._layers:
-            for _, ops in layer_operators(d.shape, index, rows, d.split, none):
+            for part, ops in layer_operators(d.shape, index, rows, d.split, none):
+                if part == "shared" and captured and self._beside(tokens):
+                    out += self._read(ops, times)
+                    continue
                 kept = [op for op in ops if op.name not in ("attn_norm", "ffn_norm")] if fused else ops
                 out += self._priced(kept, times)
         return out + self._priced(head(d.shape, rows, d.split), 1)
+
+    def _beside(self, tokens: float) -> bool:
+        return self.deployment.exchange != "deepep" and tokens <= self.deployment.engine.shared_beside
+
+    def _read(self, ops: Sequence[Operator], times: int) -> list[Piece]:
+        """Operators whose calls other kernels hide, at the memory's bandwidth."""
+        rate, out = self.deployment.cluster.accelerator.hbm_bytes_per_s, []
+        for op, piece in zip(ops, self._priced(ops, times), strict=True):
+            seconds = min(piece.seconds, times * (op.bytes_read + op.bytes_written) / rate)
+            out.append(piece._replace(seconds=seconds, slowed_s=seconds))
+        return out
 
     def _fuses(self, tokens: float) -> bool:
         """Whether the sums over TP norm as well, so that the norms before both halves take no kernel."""
