@@ -138,6 +138,10 @@ def _by_law(
     )
 
 
+LAW_LINK = 450e9
+"""NVLink of the cards behind the laws `*-normal-nodes` (H100), bytes/s."""
+
+
 # -- experts -----------------------------------------------------------------------------------------
 
 
@@ -189,7 +193,9 @@ def expert_exchange(
     if nodes > 1:  # kernels that also forward rows of other nodes move fewer of their own
         law = laws(fabric.profile)[f"{operation}-normal-nodes"]
         launch_s, evidence = launch_s + law.call_us * 1e-6, evidence | Evidence.of([law.id])
-        payload_s = max(time.nic_s / law.peak, time.scale_up_s / law.bandwidth)
+        # The law's share of the rate inside a node is of H100's links: SMs that forward, not links, set it.
+        forward_s = time.scale_up_s * min(fabric.scale_up_bytes_per_s / LAW_LINK, 1.0) / law.bandwidth
+        payload_s = max(time.nic_s / law.peak, time.scale_up_s, forward_s)
     cost = CostedSeconds(launch_s + payload_s, evidence, moved.ib_bytes, moved.nvlink_bytes)
     high_s = launch_s + max(time.worst_s, 1.2 * payload_s)
     return Exchange(operation, cost, cost.seconds, sms, launch_s + time.best_s, high_s)
