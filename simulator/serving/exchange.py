@@ -176,7 +176,9 @@ def expert_exchange(
         return _by_law(fabric, "pcie", operation, rows.nvlink_bytes, sms=PCIE_SMS)
     if low_latency:
         family = f"{operation}-low-latency{'-nodes' if nodes > 1 else ''}"
-        return _by_law(fabric, family, operation, rows.nvlink_bytes, rows.ib_bytes, busy=True)
+        sent = _by_law(fabric, family, operation, rows.nvlink_bytes, rows.ib_bytes, busy=True)
+        # Between nodes a call waits for the network too, which holds no SM: its kernels work as inside a node.
+        return sent._replace(busy_s=laws(fabric.profile)[f"{operation}-low-latency"].call_us * 1e-6)
     gate, links = gate or _gate(moe, ranks), fabric.links(ranks)
     kind = dispatcher(NORMAL)
     call = Call(
