@@ -290,8 +290,8 @@ def _check_split(shape: ModelShape, pool: ServingPool) -> None:
     if bad := [count for count in heads if count % pool.tp]:
         fits = [n for n in range(pool.tp, 0, -1) if not any(count % n for count in heads)]
         raise InputError(
-            f"serving.tp={pool.tp} does not divide the {bad[0]} query heads of {shape.name}; the nearest that "
-            f"does is {fits[0]}"
+            f"serving.tp={pool.tp} does not divide the {bad[0]} query heads of {shape.name}; the nearest "
+            f"that does is {fits[0]}"
         )
     if shape.moe is None and (pool.ep > 1 or pool.redundant_experts):
         raise InputError(
@@ -300,7 +300,7 @@ def _check_split(shape: ModelShape, pool: ServingPool) -> None:
         )
     if shape.moe is not None and (experts := shape.moe.experts + pool.redundant_experts) % pool.ep:
         raise InputError(
-            f"ep={pool.ep} does not divide {experts} experts, redundant_experts={pool.redundant_experts} among them; "
+            f"ep={pool.ep} does not divide {experts} experts with redundant_experts={pool.redundant_experts}; "
             f"{-experts % pool.ep} more redundant experts would fill the ranks up"
         )
 

@@ -381,7 +381,7 @@ def _served_apart(requests: Requests, pool: Pool, sample_ns: int, most: int, wor
                 for moment, running, waiting in served.counts:
                     known = counts.setdefault(moment, [0, 0])
                     known[0], known[1] = known[0] + running, known[1] + waiting
-    whole.counts = [(moment, *counts[moment]) for moment in sorted(counts)]
+    whole.counts = [(moment, counts[moment][0], counts[moment][1]) for moment in sorted(counts)]
     while len(whole.counts) >= most:
         del whole.counts[::2]
     return whole

@@ -42,7 +42,7 @@ def drawn(count: int, rate: float, seed: int = 0) -> Requests:
 
 
 def ms(times: object) -> list[float]:
-    return (np.asarray(times) / MS).tolist()
+    return [float(time) / MS for time in np.asarray(times)]
 
 
 def test_an_arrival_cuts_a_stretch_of_decodes_at_its_present_step() -> None:

@@ -141,7 +141,7 @@ def test_some_requests_keep_their_blocks() -> None:
 )
 def test_keys_that_nothing_reads_are_refused(keys: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        ServingLoad(**keys)  # type: ignore[arg-type]
+        ServingLoad(**keys)
 
 
 def test_a_load_says_when_requests_come() -> None:
