@@ -243,6 +243,7 @@ class Deployment:
             max_num_seqs=self.pool.max_num_seqs, max_num_batched_tokens=self.pool.max_num_batched_tokens,
             block_tokens=block, kv_blocks=self.cache_tokens // block, mixed=self.engine.mixed,
             chunked=self.engine.chunked, prefix_caching=self.serving.prefix_caching,
+            reserve_new=self.engine.reserve[0], reserve_running=self.engine.reserve[1],
             gain=self.tokens_per_step, ahead=self.engine.host_overlapped, prompts_only=self.role == "prefill",
         )  # fmt: skip
 
@@ -300,7 +301,7 @@ def _check_split(shape: ModelShape, pool: ServingPool) -> None:
         )
     if shape.moe is not None and (experts := shape.moe.experts + pool.redundant_experts) % pool.ep:
         raise InputError(
-            f"ep={pool.ep} does not divide {experts} experts with redundant_experts={pool.redundant_experts}; "
+            f"ep={pool.ep} does not divide {experts} experts ({pool.redundant_experts} redundant); "
             f"{-experts % pool.ep} more redundant experts would fill the ranks up"
         )
 

@@ -433,7 +433,7 @@ def run(
 
 
 def serve(scenario: AnyScenario, *overrides: str) -> ServingResult:
-    """Serve a load on the replicas of the scenario's `serving` section, request by request.
+    """Serve the load of a scenario on the replicas of its section `serving`, request by request.
 
     The result has latencies, rates, goodput, cost and energy. Raises InputError for what cannot be served as
     stated, InfeasibleError where weights or requests do not fit.

@@ -188,3 +188,12 @@ def test_the_command_prints_the_result_and_says_what_cannot_be(
     assert code == 2 and "leave it out" in err
     code, out, _ = ran(capsys, "schema", "serving")
     assert code == 0 and "tpot_token_s" in json.loads(out)["properties"]
+
+
+def test_engines_differ_in_what_they_promise_to_running_requests() -> None:
+    load = {"rate_per_s": 400, "requests": 200, "input_tokens": 1000, "output_tokens": 4000}
+    lost = {
+        engine: served(load=load, engine=engine, max_num_seqs=256, memory_fraction=0.88).preemptions
+        for engine in ("vllm-0.19", "trtllm-1.2")
+    }
+    assert lost["vllm-0.19"] > 0 == lost["trtllm-1.2"]
