@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.serving import ServingPool
 from moesim.simulator.serving.candidates import BY_LIMIT, FORMATS, Option
 from moesim.simulator.serving.closed_form import LoadMoments
 from moesim.simulator.serving.requests import NS_PER_S
@@ -76,8 +77,9 @@ def family_of(
     prompts = None
     if option.prefill is not None:
         other = option.prefill.deployment.pool
-        prompts = {key: getattr(other, key) for key in pool_keys}
-        prompts["memory_fraction"] = other.memory_fraction
+        prompts = {
+            k: v for k, v in other.model_dump(include=set(ServingPool.model_fields)).items() if v is not None
+        }
     counts = (option.replicas, *((option.prefill_replicas,) if option.prefill else ()))
     gpus = (option.decode.gpus, *((option.prefill.gpus,) if option.prefill else ()))
     return Family(scenario, changes, prompts, counts, gpus, most)

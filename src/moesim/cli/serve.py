@@ -26,6 +26,7 @@ from moesim.hwmodels.files import check_writable, write_atomically
 from moesim.simulator.common.texts import key_and_text
 
 if TYPE_CHECKING:
+    from moesim.simulator.scenario import Scenario
     from moesim.simulator.serving.results import ServingResult
     from moesim.simulator.serving.sized import ServingPlan
 
@@ -125,6 +126,9 @@ def plan(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the best plan's scenario to this YAML file.")
     ] = None,
+    export: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write the engine's command lines of the best plan.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Find the fewest GPUs, or the lowest price, that serve a load within the limits of its users."""
@@ -153,6 +157,8 @@ def plan(
     if output is not None:
         write_atomically(output, [scenario_yaml(found.best.scenario)])
         say_written(str(output), "serve it with `moesim serve simulate`")
+    if export is not None:
+        _write_flags(found.best.scenario, export)
     print_json(found.to_dict()) if as_json else _print_plan(found)
 
 
@@ -174,6 +180,36 @@ def _print_plan(found: ServingPlan) -> None:
         print_table(sized.frontier_heads(), cells, right=range(5))
     for note in found.notes:
         print_text(f"note: {note}")
+
+
+# -- flags -------------------------------------------------------------------------------------------
+# The command `serve flags`: a plan as the command lines of its engine.
+
+
+@serving.command("flags")
+def flags(
+    scenario: ScenarioName,
+    overrides: Overrides = None,
+    export: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write the files here instead of printing them.")
+    ] = None,
+) -> None:
+    """Print the command lines with which vLLM, SGLang or TensorRT-LLM serves a scenario."""
+    import moesim
+    from moesim.simulator.serving.flags import serving_flags
+
+    loaded = moesim.load(scenario, *(overrides or []))
+    if export is None:
+        print_raw(serving_flags(loaded).text())
+    else:
+        _write_flags(loaded, export)
+
+
+def _write_flags(scenario: Scenario, folder: Path) -> None:
+    from moesim.simulator.serving.flags import serving_flags
+
+    for path in serving_flags(scenario).write(folder):
+        say_written(str(path), "set the variables that it asks for")
 
 
 # -- sweep -------------------------------------------------------------------------------------------
