@@ -132,9 +132,7 @@ def facts(one: Deployment) -> dict[str, Any]:
         "cache": serving.cache,
         "prefix_caching": serving.prefix_caching,
         "chunked": one.engine.chunked,
-        "longest_input": serving.load.input_tokens
-        if serving.load.log is None
-        else pool.max_num_batched_tokens,
+        "buffer_tokens": max(serving.load.input_tokens, pool.max_num_batched_tokens),
         "role": one.role,
     }
 
@@ -142,7 +140,7 @@ def facts(one: Deployment) -> dict[str, Any]:
 def serving_flags(scenario: Scenario) -> EngineFlags:
     """The command lines of a scenario's pools for its engine.
 
-    Raises InputError for what cannot be served as stated, and, with the reason, for what the engine cannot do.
+    Raises InputError for what cannot be served as stated, and for what the engine cannot do.
     """
     pools = deployments(scenario)
     serving = pools[0].serving
