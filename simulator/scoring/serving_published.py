@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import lzma
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
 from typing import Any
 
@@ -17,7 +18,7 @@ from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.scenario import load_scenario
 from moesim.simulator.scoring import published_text
-from moesim.simulator.serving.deployment import Deployment, deployments
+from moesim.simulator.serving.deployment import Deployment, Spreads, deployments
 from moesim.simulator.serving.replicas import Pace, Served, StepTimes
 from moesim.simulator.serving.requests import NS_PER_S, Requests, requests_of
 from moesim.simulator.serving.scheduler import Batch
@@ -25,6 +26,8 @@ from moesim.simulator.serving.simulate import prepare
 from moesim.simulator.serving.step import StepModel
 
 FIGURES, RUNS = "serving-figures.yaml", "vllm-runs.json.xz"
+CARD = "rtx-pro-6000"
+"""Calibration of the card of the logged runs."""
 OVERLAP_TOKENS = (256, 32)
 """Decode tokens a rank at which two micro-batches must gain, and lose."""
 
@@ -122,6 +125,12 @@ def score_figures(within: float = 0.15) -> list[ScoredFigure]:
         }  # fmt: skip
         try:
             deployment = deployment_of(one.model, one.cluster, one.serving)
+            spreads = Spreads.usual(deployment.cluster.accelerator.architecture)
+            deployment = replace(
+                deployment,
+                role="prefill" if one.batch.tokens else "decode",
+                spreads=spreads._replace(expert_load=0.0) if one.balanced else spreads,
+            )
             cost = StepModel(deployment).cost([one.batch.batch] * deployment.pool.dp)
         except (InputError, InfeasibleError) as error:
             scored.append(ScoredFigure(**common, refused=str(error)))
@@ -212,7 +221,7 @@ def _own_load(run: LoggedRun) -> Requests:
 def _serve(run: LoggedRun, cluster: str, times: type[StepModel] | None) -> Served:
     """The run served again, with the step model's times or at its own rates."""
     data = {
-        "name": run.name, "model": run.model, "cluster": cluster, "serving": run.pool,
+        "name": run.name, "model": run.model, "cluster": cluster, "serving": run.pool, "profile": CARD,
     }  # fmt: skip
     series = run.each_second
 
