@@ -162,6 +162,8 @@ def sparse_case(row: Row) -> Case:
     ops = attention_operators(attention, shape.hidden, rows, split)
     kind = name.split("_")[1] if "dsv4" in name else "DSA"
     family = f"{kind} {'decode' if decode else 'prefill'}, {engine}"
+    if not decode and "skip_indexer" in row["system"]:
+        family += ", shared choice"
     eager = "dsa" if engine == "vllm" and not decode else ""
     return Case(family, "h200-sxm", (batch, isl, past), tuple(ops), float(row["value"]) * 1e-3, eager)
 
