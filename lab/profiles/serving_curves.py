@@ -2,15 +2,14 @@
 
     python -m lab.profiles.serving_curves /work/shared > hwmodels/data/calibration/serving-hopper.yaml
 
-One robust least-squares fit of the logarithms of all times; errors by family go to stderr. The start of a figure is
-a first guess of its family, and figures that no table determines keep it, as `assumed`.
+One robust least-squares fit of the logarithms of all times; errors by family go to stderr. The start of a
+figure is a first guess of its family, and figures that no table determines keep it, as `assumed`.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -86,8 +85,8 @@ LIMITS = {
     "depth_time": (0.05e-9, 10e-9),
 }
 CONTRADICTORY = {"DSA prefill, sglang, shared choice"}
-"""Families that are scored and not fitted: more keys take less time there (35 ms, then 14 ms), as the benchmark of a
-layer without an indexer hands it no choice of keys."""
+"""Families that are scored and not fitted: more keys take less time there (35 ms, then 14 ms), as the
+benchmark of a layer without an indexer hands it no choice of keys."""
 FIXED = {
     ("prefill-gqa", "compute_fraction"),
     ("prefill-gqa", "edge"),
@@ -101,6 +100,7 @@ class Terms:
     """Operators of all cases as arrays, with the index of the parameter behind each of their figures."""
 
     def __init__(self, cases: list[Case], keys: list[Key]) -> None:
+        """Lay the operators of `cases` out; `keys`: the parameters in order."""
         index = {key: at for at, key in enumerate(keys)}
         rows, picks, eager = [], [], []
         for number, case in enumerate(cases):
@@ -190,18 +190,21 @@ evidence: >-
 include: [serving-exchange]
 kernel_laws:
 """
-FIELDS = {"call_time": ("call_us", 1e6), "bandwidth_fraction": ("bandwidth", 1.0), "compute_fraction": ("peak", 1.0),
+FIELDS = {"call_time": ("call_us", 1e6),
+          "bandwidth_fraction": ("bandwidth", 1.0), "compute_fraction": ("peak", 1.0),
           "edge": ("edge", 1.0), "depth_time": ("depth_ns", 1e9)}  # fmt: skip
+AIC, INFERSIM = "ai-dynamo/aiconfigurator@095f58a h200_sxm", "alibaba/InferSim@f2293da bench_data, H800"
+FRONTIER, OWN = "NetX-lab/Frontier@a4b22df h800-operators", f"moesim on an H100, lab/results/{RESULT}.xz"
 SOURCES = {
-    "experts-fused": "NetX-lab/Frontier@a4b22df h800-operators (MIT)",
-    "experts": "ai-dynamo/aiconfigurator@095f58a h200_sxm wideep MoE (SGLang 0.5.10) and alibaba/InferSim@f2293da bench_data, H800",
-    "gemm": "moesim measurement on an H100 (lab/results/2026-11-26-h100-x2-serving.json) and NetX-lab/Frontier@a4b22df h800-operators (MIT)",
-    "gemm-fp8": "alibaba/InferSim@f2293da bench_data, H800, and ai-dynamo/aiconfigurator@095f58a h200_sxm MLA and DSA modules",
-    "decode-gqa": "NetX-lab/Frontier@a4b22df h800-operators (MIT)",
-    "prefill-gqa": "NetX-lab/Frontier@a4b22df h800-operators (MIT)",
-    "decode-mla": "alibaba/InferSim@f2293da bench_data, H800, and ai-dynamo/aiconfigurator@095f58a h200_sxm MLA modules (SGLang 0.5.10)",
-    "prefill-mla": "alibaba/InferSim@f2293da bench_data, H800, and ai-dynamo/aiconfigurator@095f58a h200_sxm MLA modules (SGLang 0.5.10)",
-    "": "ai-dynamo/aiconfigurator@095f58a h200_sxm modules (SGLang 0.5.10 and 0.5.14, vLLM 0.24; Apache-2.0)",
+    "experts-fused": FRONTIER,
+    "experts": f"{AIC} wideep MoE (SGLang 0.5.10) and {INFERSIM}",
+    "gemm": f"{OWN}, and {FRONTIER}",
+    "gemm-fp8": f"{INFERSIM}, and {AIC} MLA and DSA modules",
+    "decode-gqa": FRONTIER,
+    "prefill-gqa": FRONTIER,
+    "decode-mla": f"{INFERSIM}, and {AIC} MLA modules (SGLang 0.5.10)",
+    "prefill-mla": f"{INFERSIM}, and {AIC} MLA modules (SGLang 0.5.10)",
+    "": f"{AIC} modules (SGLang 0.5.10 and 0.5.14, vLLM 0.24)",
 }
 ASSUMED = {
     ("decode-gqa", "bandwidth"): "assumed, 0.7 to 0.9: FlashInfer and FlashAttention 3 at long contexts",
@@ -233,12 +236,15 @@ def entry(family: str, figures: dict[str, float], known: bool, residual: float) 
         f"  - id: serving.{family}\n{body}"
         f'    source: "{source}"\n    kind: {"derived" if known else "assumed"}\n'
         f'    date: "2026-11-26"\n    residual: {{relative: {error:.3f}, meaning: "{meaning}",\n'
-        f'      elsewhere: {{architecture: Hopper, relative: {min(error + 0.15, 0.6):.2f}, meaning: "assumed: the same shares"}}}}\n'
+        f"      elsewhere: {{architecture: Hopper, relative: {min(error + 0.15, 0.6):.2f}, "
+        'meaning: "assumed: the same shares"}}\n'
     )
 
 
 def own_products() -> list[Case]:
-    """BF16 products of few and many rows with cold weights, as measured on an H100 (lab/studies/serving_calls.py)."""
+    """BF16 products of few and many rows with cold weights, as measured on an H100
+    (lab/studies/serving_calls.py).
+    """
     found = []
     for kind, *sizes, us in packed.read(RESULT)["rows"]:
         if kind == "bf16":

@@ -1,7 +1,7 @@
-"""Scores the laws of serving operators and of the exchange on public tables, by family and by shapes left out.
+"""Scores the laws of serving operators and of the exchange on public tables, by shapes left out.
 
-A case is one row of a table with the operators that its benchmark ran. Every second shape (expert-parallel size,
-batch, number of tokens) of a family calibrated the shipped laws; the others are the score.
+A case is one row of a table with the operators that its benchmark ran. Every second shape (expert-parallel
+size, batch, number of tokens) of a family calibrated the shipped laws; the others are the score.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import NamedTuple
 from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.cluster import load_cluster
+from moesim.simulator.dispatchers.protocol import EpOperation
 from moesim.simulator.layout.routing import Gate
 from moesim.simulator.model.attention.dsa import DSA
 from moesim.simulator.model.attention.mla import MLA
@@ -25,6 +26,7 @@ from moesim.simulator.model.attention.protocol import Attention
 from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.feed_forward.moe import MoE
 from moesim.simulator.model.operator import Operator
+from moesim.simulator.model.precision import Format
 from moesim.simulator.model.primitives import BF16, move, norm
 from moesim.simulator.serving.attention import attention_operators, core
 from moesim.simulator.serving.exchange import Fabric, expert_exchange
@@ -38,8 +40,8 @@ Row = dict[str, str]
 class Case(NamedTuple):
     """A measured time with the operators behind it.
 
-    `shape`: the sizes that say which cases are left out; `eager`: name of the host time that bounds a module run
-    without a graph, if any; `given_s`: seconds of a call of the exchange, which has no operators.
+    `shape`: the sizes that say which cases are left out; `eager`: name of the host time that bounds a module
+    run without a graph, if any; `given_s`: seconds of a call of the exchange, which has no operators.
     """
 
     family: str
@@ -79,8 +81,8 @@ BLOCK = 128.0
 def expert_case(row: Row, moe: MoE) -> Case:
     """DeepEPMoE's experts: masked in decode (in a graph), contiguous in prefill (eager).
 
-    `num_tokens` are those of all ranks. In prefill the benchmark hands all of them to the one rank, and its uniform
-    rows are not padded, so that a block holds rows of several experts.
+    `num_tokens` are those of all ranks. In prefill the benchmark hands all of them to the one rank, and its
+    uniform rows are not padded, so that a block holds rows of several experts.
     """
     c, decode = conditions(row), row["phase"].startswith("decode")
     tokens, ep = float(c["num_tokens"]), int(c["ep"])
@@ -104,8 +106,8 @@ def expert_case(row: Row, moe: MoE) -> Case:
 def latent_case(row: Row, mla: MLA) -> Case:
     """SGLang's MLA block: decodes in a graph, prefills eager.
 
-    The benchmark replaces the down-projection by random numbers, and its cache is BF16 (`kv_cache_dtype` is not
-    set in `collector/sglang/collect_wideep_attn.py`).
+    The benchmark replaces the down-projection by random numbers, and its cache is BF16 (`kv_cache_dtype` is
+    not set in `collector/sglang/collect_wideep_attn.py`).
     """
     c, decode = conditions(row), row["phase"].startswith("decode")
     batch, length, heads = float(c["batch"]), float(c["isl_or_kv"]), int(c["heads"])
@@ -154,7 +156,7 @@ def sparse_case(row: Row) -> Case:
     attention = next(layer.attention for layer in shape.layers if _is(layer.attention, name))
     split = Split(weights="fp8", cache="bf16" if c["kv"] == "bfloat16" else "fp8", engine=engine)
     t = batch * isl
-    decode = "generation" in name or isl == 1.0 and "dsv4" in name
+    decode = "generation" in name or (isl == 1.0 and "dsv4" in name)
     rows = (
         Rows(t, t, 0.0, t, batch * (past + 1), 0.0) if decode
         else Rows(t, 0.0, t, batch, 0.0, t * (past + (isl + 1) / 2), 1.0, batch, batch * (past + isl))
@@ -300,8 +302,8 @@ def _fused(rows: list[Row]) -> Iterator[Case]:
         if not routed:
             continue
         moe = MoE(
-            experts=int(row["num_experts"]), top_k=int(row["router_topk"]), expert_ffn=int(row["expert_hidden_dim"]),
-            scoring="softmax",
+            experts=int(row["num_experts"]), top_k=int(row["router_topk"]),
+            expert_ffn=int(row["expert_hidden_dim"]), scoring="softmax",
         )  # fmt: skip
         hidden = int(row["hidden_dim"])
         load = Load(t, routed, float(row["expert_utilization"]) * local, t)
@@ -323,17 +325,19 @@ def exchange_cases(rows: Iterable[Row]) -> Iterator[Case]:
     moe = load_model("deepseek-v3").moe
     assert moe is not None
     fabrics = {
-        card: Fabric(load_cluster(f"{card}-1024"), load_profile(f"{card}-measured")) for card in ("h100", "h200")
+        card: Fabric(load_cluster(f"{card}-1024"), load_profile(f"{card}-measured"))
+        for card in ("h100", "h200")
     }
     for row in rows:
         c, card = conditions(row), row["hardware"][:4].lower()
         nodes, tokens, name = int(c["nodes"]), float(c["tokens/rank"]), row["metric"].partition("_")[0]
-        low, operation = " ll" in row["conditions"][:10], "dispatch" if name == "dispatch" else "combine"
-        wire = "bf16" if operation == "combine" or (nodes > 1 and not low) else "fp8"
+        low = " ll" in row["conditions"][:10]
+        operation: EpOperation = "dispatch" if name == "dispatch" else "combine"
+        wire: Format = "bf16" if operation == "combine" or (nodes > 1 and not low) else "fp8"
         one = expert_exchange(
             fabrics[card], moe, int(c["hidden"]), 8 * nodes, tokens, operation, low_latency=low,
             sms=int(c.get("sms", 0)), wire=wire,
-            gate=Gate(256, 8, 1, 1, None) if nodes == 1 else None,  # DeepEP's test across nodes limits them to 4
+            gate=Gate(256, 8, 1, 1, None) if nodes == 1 else None,  # the test across nodes has 4
         )  # fmt: skip
         seconds = one.seconds
         if not low and nodes > 1:
@@ -389,7 +393,8 @@ def scores(cases: Iterable[Case]) -> tuple[FamilyScore, ...]:
     return tuple(
         FamilyScore(
             name, len(seen), statistics.median(seen) if seen else math.nan, len(out),
-            statistics.median(out) if out else math.nan, sorted(out)[int(0.9 * len(out))] if out else math.nan,
+            statistics.median(out) if out else math.nan,
+            sorted(out)[int(0.9 * len(out))] if out else math.nan,
         )
         for name in order
         for seen, out in (errors[name],)

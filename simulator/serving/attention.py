@@ -1,8 +1,8 @@
 """Operators of one layer's attention in a step of an inference engine, by kind of attention.
 
 Decodes and prefills of a step share projections and have cores of their own. MLA decodes in the latent space
-(absorbed: the up-projections of keys and values go to the query and the output, DeepSeek-V2 report, 2.1.2) and
-prefills with keys and values formed per head. DSA reads chosen keys in the latent space in both.
+(absorbed: the up-projections of keys and values go to the query and the output, DeepSeek-V2 report, 2.1.2)
+and prefills with keys and values formed per head. DSA reads chosen keys in the latent space in both.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def compressed_key_bytes(attention: Compressed, split: Split) -> float:
 def cache_row_bytes(attention: Attention, split: Split) -> float:
     """Bytes of one token's keys and values in one layer on one rank; latents are on every rank of TP.
 
-    Compressed keys are those of a long sequence, without its window. Raises InputError for kinds that serving does
-    not know.
+    Compressed keys are those of a long sequence, without its window. Raises InputError for kinds that serving
+    does not know.
     """
     if isinstance(attention, DSA):
         index = 0.0 if attention.indexer.shared else attention.indexer.head_dim * INDEX_KEY_BYTES
@@ -57,8 +57,8 @@ def cache_row_bytes(attention: Attention, split: Split) -> float:
     if isinstance(attention, NoAttention):
         return 0.0
     raise InputError(
-        f"serving knows grouped-query, latent, DeepSeek sparse and compressed attention, not {attention.kind!r}; "
-        "choose a model with one of them"
+        "serving knows grouped-query, latent, sparse and compressed attention, not "
+        f"{attention.kind!r}; choose a model with one of them"
     )
 
 
@@ -184,7 +184,8 @@ def indexer_operators(
 ) -> list[Operator]:
     """An indexer: projections, rotation and FP8 cast, scores over the keys before a query, choice.
 
-    `key_columns`: of the projection into keys; `ratio`: tokens behind a key. Scores go through memory in FP32.
+    `key_columns`: of the projection into keys; `ratio`: tokens behind a key. Scores go through memory in
+    FP32.
     """
     t, out = rows.tokens, []
     if t:

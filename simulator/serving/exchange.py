@@ -1,14 +1,14 @@
-"""Exchange between the ranks of a serving replica: dispatch and combine, sums and gathers of TP, cache transfers.
+"""Exchange between the ranks of a serving replica: experts, sums and gathers, cache transfers.
 
-Every function returns the seconds of one call alone on its links, with what it occupies. Dispatch and combine take
-the curves of `simulator.dispatchers`; sums of few bytes run in one kernel that reads all peers.
+Every function returns the seconds of one call alone on its links, with what it occupies. Dispatch and combine
+take the curves of `simulator.dispatchers`; sums of few bytes run in one kernel that reads all peers.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from moesim.hwmodels.calibration import CalibrationProfile, load_profile
 from moesim.hwmodels.cluster import Cluster
@@ -16,7 +16,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.evidence import CostedSeconds, Evidence
 from moesim.simulator.cost.library_collectives import RingOperation, ring_price
 from moesim.simulator.cost.transfers import dispatcher_transfer
-from moesim.simulator.dispatchers.protocol import Call, Links, direct_bytes, notify_seconds
+from moesim.simulator.dispatchers.protocol import Call, EpOperation, Links, direct_bytes, notify_seconds
 from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.layout.routing import Gate, expected_targets
 from moesim.simulator.model.feed_forward.moe import MoE
@@ -74,7 +74,8 @@ class Fabric:
             return card.scale_up_bandwidth.value
         if card.host_bandwidth is None:
             raise InputError(
-                f"accelerator {card.name!r} has neither scale_up_bandwidth nor host_bandwidth; add one with its source"
+                f"accelerator {card.name!r} has neither scale_up_bandwidth nor host_bandwidth; "
+                "add one, with its source, to its file"
             )
         return card.host_bandwidth.value
 
@@ -151,7 +152,7 @@ def expert_exchange(
     hidden: int,
     ranks: int,
     tokens: float,
-    operation: Literal["dispatch", "combine"],
+    operation: EpOperation,
     *,
     low_latency: bool,
     sms: int = 20,
@@ -161,10 +162,10 @@ def expert_exchange(
 ) -> Exchange:
     """A dispatch or combine of `tokens` tokens a rank over `ranks` ranks (eqs. X2, X29).
 
-    Rows go out in FP8 and come back in BF16 unless `wire` says otherwise. Low-latency kernels with a receiving hook
-    hold SMs for their call alone, not while rows travel; normal ones hold `sms` all the time. `gate`: by which a
-    token's targets are counted, where not the model's. Over PCIe rows go
-    from card to card, one after the other.
+    Rows go out in FP8 and come back in BF16 unless `wire` says otherwise. Low-latency kernels with a
+    receiving hook hold SMs for their call alone, not while rows travel; normal ones hold `sms` all the time.
+    `gate`: by which a token's targets are counted, where not the model's. Over PCIe rows go from card to
+    card, one after the other.
     """
     fmt: Format = wire or ("fp8" if operation == "dispatch" else "bf16")
     row = moe.row_width(hidden)
@@ -204,7 +205,7 @@ def expert_exchange(
 
 
 def _gate(moe: MoE, ranks: int) -> Gate:
-    """The gate by which a token's targets are counted; copies fill up ranks that do not divide the experts."""
+    """The gate by which a token's targets are counted; copies of experts fill up uneven ranks."""
     if moe.experts % ranks:
         return Gate(-(-moe.experts // ranks) * ranks, moe.top_k, 1, 1, None)
     return Gate(moe.experts, moe.top_k, moe.groups, moe.groups_per_token, moe.group_score)
@@ -213,15 +214,15 @@ def _gate(moe: MoE, ranks: int) -> Gate:
 # -- tensor parallelism and gathers ------------------------------------------------------------------
 
 OWN_KERNEL_BYTES = 8 * 1024**2
-"""Largest sum that engines leave to kernels of their own (vLLM `custom_all_reduce.py`, TensorRT-LLM's workspace)."""
+"""Largest sum that engines leave to kernels of their own (vLLM `custom_all_reduce.py`)."""
 PCIE_SMS, LIBRARY_SMS = 16, 24
 
 
 def collective(fabric: Fabric, operation: RingOperation, total_bytes: float, ranks: int) -> Exchange:
-    """An all-reduce, all-gather or reduce-scatter of a buffer of `total_bytes` over `ranks` consecutive ranks.
+    """An all-reduce, all-gather or reduce-scatter of a buffer over consecutive ranks.
 
-    Inside a node the faster of the library's ring and of a call in a graph: of the engine's own kernel for sums of
-    at most 8 MiB, of NCCL's else.
+    `total_bytes`: the whole buffer. Inside a node the faster of the library's ring and of a call in a graph:
+    of the engine's own kernel for sums of at most 8 MiB, of NCCL's else.
     """
     if ranks == 1 or not total_bytes:
         return _exact(operation, NOTHING, 0, 0.0)
@@ -240,7 +241,7 @@ def collective(fabric: Fabric, operation: RingOperation, total_bytes: float, ran
 
 
 def cache_transfer(fabric: Fabric, size: float, *, across_nodes: bool = True) -> Exchange:
-    """Keys and values of `size` bytes from a prefill rank to a decode rank, by its NIC or over the scale-up links."""
+    """Keys and values of `size` bytes from a prefill rank to a decode rank, by NIC or scale-up links."""
     by_nic = across_nodes and fabric.nic_bytes_per_s > 0.0
     law = laws(fabric.profile)["cache-transfer"]
     rate = law.bandwidth * (fabric.nic_bytes_per_s if by_nic else fabric.scale_up_bytes_per_s)

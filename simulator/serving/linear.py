@@ -1,4 +1,4 @@
-"""How a model is split over the ranks of a replica, the rows of a step, and linear layers by format of weights."""
+"""How a model is split over ranks, the rows of a step, and linear layers by format of weights."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from moesim.simulator.serving.scheduler import Batch
 ELEMENT_BYTES: dict[Format, float] = {
     "bf16": 2.0, "fp8": 1.0 + 4.0 / 128.0 / 128.0, "nvfp4": 0.5 + 1.0 / 16.0, "mxfp4": 0.5 + 1.0 / 32.0,
 }  # fmt: skip
-"""Bytes of a weight with its share of the scales: one FP32 for 128 x 128 in FP8 (DeepSeek-V3 report, 3.3.2), one
-byte for 16 in NVFP4 and for 32 in MXFP4 (OCP Microscaling specification 1.0)."""
+"""Bytes of a weight with its share of the scales: one FP32 for 128 x 128 in FP8 (DeepSeek-V3 report, 3.3.2),
+one byte for 16 in NVFP4 and for 32 in MXFP4 (OCP Microscaling specification 1.0)."""
 COMPUTE: dict[Format, Dtype] = {"bf16": "bf16", "fp8": "fp8", "nvfp4": "fp4", "mxfp4": "fp4"}
-"""Format of the product; `prices` falls back to the next wider one that a card multiplies in."""
+"""Format of the product; `prices` takes a wider one where a card lacks it."""
 ACTIVATION_BYTES: dict[Format, float] = {"bf16": 2.0, "fp8": 1.03125, "nvfp4": 0.5625, "mxfp4": 2.0}
 """Bytes of an element of the input. MXFP4 takes BF16 inputs on cards without FP4."""
 
@@ -26,12 +26,13 @@ ACTIVATION_BYTES: dict[Format, float] = {"bf16": 2.0, "fp8": 1.03125, "nvfp4": 0
 class Split:
     """How a model is spread over the ranks of a replica, and in which formats.
 
-    `tp`: ranks that split attention, dense FFNs and shared experts; `expert_tp`, `ep`: that split and share out the
-    routed experts. `shared_tp`: ranks that split shared experts, where not `tp` (1: every rank has all of them for
-    its own tokens). `weights`, `experts`, `cache`: formats of linear layers, of routed experts, of keys and values.
-    `redundant_experts`: replicas over all ranks of a group. `kernels`: family of the experts' kernels, `deepgemm`
-    (masked in decodes, contiguous in prefills) or `fused` (vLLM's and SGLang's Triton kernels). `engine`: whose
-    modules have a fixed time of their own (`vllm`, `sglang`, `trtllm`).
+    `tp`: ranks that split attention, dense FFNs and shared experts; `expert_tp`, `ep`: that split and share
+    out the routed experts. `shared_tp`: ranks that split shared experts, where not `tp` (1: every rank has
+    all of them for its own tokens). `weights`, `experts`, `cache`: formats of linear layers, of routed
+    experts, of keys and values. `redundant_experts`: replicas over all ranks of a group. `kernels`: family of
+    the experts' kernels, `deepgemm` (masked in decodes, contiguous in prefills) or `fused` (vLLM's and
+    SGLang's Triton kernels). `engine`: whose modules have a fixed time of their own (`vllm`, `sglang`,
+    `trtllm`).
     """
 
     tp: int = 1
@@ -49,9 +50,9 @@ class Split:
 class Rows(NamedTuple):
     """Token rows of one rank's step.
 
-    `tokens`: all, of which `decodes` (with drafts that are checked) and `prefills`; `sequences`: whose logits are
-    needed; `context`: keys that decodes see in all, `per_sequence` of them a sequence; `pairs`: keys that prefills see
-    in all, of `cached` keys in `prompts` prompts.
+    `tokens`: all, of which `decodes` (with drafts that are checked) and `prefills`; `sequences`: whose logits
+    are needed; `context`: keys that decodes see in all, `per_sequence` of them a sequence; `pairs`: keys that
+    prefills see in all, of `cached` keys in `prompts` prompts.
     """
 
     tokens: float

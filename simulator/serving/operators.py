@@ -1,7 +1,7 @@
-"""Operators of one step of an inference engine on one GPU, by kind of layer: prefills and decodes in one batch.
+"""Operators of one step of an inference engine on one GPU, by kind of layer.
 
-The list is that of fused engines (vLLM, SGLang, TensorRT-LLM): norms add the residual, one GEMM forms queries,
-keys and values, activations are one kernel that quantises too, experts are two grouped GEMMs.
+The list is that of fused engines (vLLM, SGLang, TensorRT-LLM): norms add the residual, one GEMM forms
+queries, keys and values, activations are one kernel that quantises too, experts are two grouped GEMMs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from moesim.simulator.serving.linear import ACTIVATION_BYTES, Rows, Split, linea
 __all__ = ["Load", "Rows", "Section", "Split", "cache_bytes_per_token", "draft_operators", "step_operators"]
 
 Part = Literal["attention", "dense", "router", "shared", "experts", "head"]
-"""Halves of a layer between which ranks exchange tokens: `router` before a dispatch, `experts` until the combine."""
+"""Parts of a layer; `router` ends before a dispatch, and `experts` run until the combine."""
 
 
 class Section(NamedTuple):
@@ -44,7 +44,7 @@ def cache_bytes_per_token(shape: ModelShape, split: Split) -> float:
 
 
 class Load(NamedTuple):
-    """What reaches the priced rank of the expert-parallel group: rows of its experts, and experts that have any.
+    """What reaches the priced rank: rows of its experts, and experts that have any.
 
     `tokens`: of all ranks together. `received`: distinct tokens behind the rows.
     """
@@ -56,9 +56,9 @@ class Load(NamedTuple):
 
     @classmethod
     def of(cls, moe: MoE | None, split: Split, tokens: float, alpha: float = 0.0) -> Load:
-        """The load of `tokens` tokens of the whole group: the mean rank's, or with `alpha` the most loaded rank's.
+        """The load of `tokens` tokens of the whole group: the mean rank's.
 
-        `alpha`: exponent of a power law of the experts' loads (eq. SV3).
+        With `alpha`, exponent of a power law of the experts' loads, the most loaded rank's (eq. SV3).
         """
         if moe is None:
             return cls(tokens, 0.0, 0.0, 0.0)
@@ -69,8 +69,8 @@ class Load(NamedTuple):
         else:
             rows = chosen / split.ep
             active = local * (1.0 - (1.0 - min(moe.top_k / moe.experts, 1.0)) ** tokens)
-        received = tokens * (1.0 - (1.0 - min(moe.top_k / moe.experts, 1.0)) ** (local * rows * split.ep / chosen)
-                             ) if chosen else 0.0  # fmt: skip
+        missed = 1.0 - min(moe.top_k / moe.experts, 1.0)
+        received = tokens * (1.0 - missed ** (moe.experts * rows / chosen)) if chosen else 0.0
         return cls(tokens, rows, active, received)
 
 
@@ -124,9 +124,9 @@ def router(moe: MoE, hidden: int, t: float) -> list[Operator]:
 def experts(moe: MoE, hidden: int, load: Load, split: Split, decode: bool) -> list[Operator]:
     """The routed experts of one rank, after its tokens arrived and before they go back.
 
-    DeepGEMM's masked kernels (`decode`) take rows where the low-latency dispatch put them; its contiguous ones need
-    a scatter into the order of the experts and a gather. Triton's fused kernels read rows through an index, and a
-    kernel sums a token's rows.
+    DeepGEMM's masked kernels (`decode`) take rows where the low-latency dispatch put them; its contiguous
+    ones need a scatter into the order of the experts and a gather. Triton's fused kernels read rows through
+    an index, and a kernel sums a token's rows.
     """
     if not load.rows:
         return []
@@ -158,7 +158,8 @@ def experts(moe: MoE, hidden: int, load: Load, split: Split, decode: bool) -> li
 def hyper(hidden: int, t: float, streams: int, half: str) -> tuple[list[Operator], list[Operator]]:
     """Kernels that mix several residual streams into a half's input, and that spread its output over them.
 
-    Hyper-connections of DeepSeek-V4: the streams are read once to mix them, and read and written to add the output.
+    Hyper-connections of DeepSeek-V4: the streams are read once to mix them, and read and written to add the
+    output.
     """
     if streams == 1 or not t:
         return [], []
@@ -244,8 +245,10 @@ def step_operators(shape: ModelShape, rows: Rows, split: Split, load: Load) -> t
 
 
 def draft_operators(shape: ModelShape, rows: Rows, split: Split, load: Load) -> tuple[Section, ...]:
-    """Operators that draft one token a sequence with a multi-token-prediction layer: its projection of the hidden
-    state and the embedding, one layer as the last of the model, and the shared head."""
+    """Operators that draft one token a sequence with a multi-token-prediction layer.
+
+    It projects hidden state and embedding, and runs a layer as the last of the model and the shared head.
+    """
     t, hidden = rows.tokens, shape.hidden
     joint = [
         norm("draft.norms", "F", 2 * t, hidden),

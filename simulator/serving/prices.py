@@ -65,6 +65,8 @@ def law_of(op: Operator, found: Laws) -> KernelLaw:
 def peak_flop_per_s(accelerator: Accelerator, op: Operator) -> tuple[float, str]:
     """Peak of the format in which a card multiplies an operator, and a note where that is a wider one."""
     dtype: str = op.dtype
+    if op.variant.endswith("mxfp4"):  # weights alone are narrow: beside MXFP8 where FP4 is known, else BF16
+        dtype = "fp8" if "fp4" in accelerator.peak else "bf16"
     while dtype not in accelerator.peak and dtype in WIDER:
         dtype = WIDER[dtype]
     note = "" if dtype == op.dtype else f"{op.dtype} weights are multiplied in {dtype} on {accelerator.name}"
@@ -117,8 +119,8 @@ def price(op: Operator, accelerator: Accelerator, profile: CalibrationProfile | 
 def eager_seconds(module: str, device_s: float, profile: CalibrationProfile | None = None) -> float:
     """Seconds of a module (`mla`, `experts`, `dsa`) alone whose kernels Python launches one by one (eq. SV6).
 
-    The host's time bounds it; a part of that passes before the main kernels. In a step the host runs ahead, so that
-    its time alone is the bound.
+    The host's time bounds it; a part of that passes before the main kernels. In a step the host runs ahead,
+    so that its time alone is the bound.
     """
     law = laws(profile)[f"eager-{module}"]
     host_s = law.call_us * 1e-6
