@@ -9,14 +9,12 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import simpy
-from numpy.typing import NDArray
 
+from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InfeasibleError
 from moesim.simulator.common.processes import worker_pool
 from moesim.simulator.serving.requests import Requests
 from moesim.simulator.serving.scheduler import Batch, Done, Policy, Scheduler
-
-Ints = NDArray[np.int64]
 
 
 class Pace(NamedTuple):
@@ -82,13 +80,13 @@ class Served:
     """
 
     requests: Requests
-    arrival_ns: Ints
-    scheduled_ns: Ints
-    first_token_ns: Ints
-    last_token_ns: Ints
-    transfer_ns: Ints
-    rank: Ints
-    prefill_rank: Ints
+    arrival_ns: IntArray
+    scheduled_ns: IntArray
+    first_token_ns: IntArray
+    last_token_ns: IntArray
+    transfer_ns: IntArray
+    rank: IntArray
+    prefill_rank: IntArray
     pools: list[PoolLog] = field(default_factory=list)
     counts: list[tuple[int, int, int]] = field(default_factory=list)
 

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.scenario.serving import ServingLoad
 
-Ints = NDArray[np.int64]
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
 
@@ -33,11 +32,11 @@ class Requests:
     block; `block_tokens` is 0 where the log has none. `cached_share` of every prompt is in a cache elsewhere.
     """
 
-    arrival_ns: Ints
-    input_tokens: Ints
-    output_tokens: Ints
-    blocks: Ints
-    first_block: Ints
+    arrival_ns: IntArray
+    input_tokens: IntArray
+    output_tokens: IntArray
+    blocks: IntArray
+    first_block: IntArray
     block_tokens: int = 0
     cached_share: float = 0.0
 
@@ -50,7 +49,7 @@ class Requests:
         ids: list[int] = self.blocks[self.first_block[request] : self.first_block[request + 1]].tolist()
         return ids
 
-    def some(self, places: Ints) -> Requests:
+    def some(self, places: IntArray) -> Requests:
         """The requests at these places, in this order."""
         counts = np.diff(self.first_block)[places]
         ids = [
@@ -209,7 +208,7 @@ def _instant_ns(word: str) -> int:
 # -- drawn loads -------------------------------------------------------------------------------------
 
 
-def arrivals(requests_per_s: float, count: int, seed: int, burstiness: float = 1.0) -> Ints:
+def arrivals(requests_per_s: float, count: int, seed: int, burstiness: float = 1.0) -> IntArray:
     """Arrival times in ns of a renewal process with gamma gaps.
 
     `burstiness` is the squared coefficient of variation of the gaps: 1 is Poisson, above 1 comes in bursts,
@@ -226,7 +225,7 @@ def arrivals(requests_per_s: float, count: int, seed: int, burstiness: float = 1
         gaps = np.full(count, mean_ns)
     else:
         gaps = np.random.default_rng(seed).gamma(1 / burstiness, burstiness * mean_ns, count)
-    times: Ints = np.rint(np.cumsum(gaps) - gaps[0]).astype(np.int64)
+    times: IntArray = np.rint(np.cumsum(gaps) - gaps[0]).astype(np.int64)
     return times
 
 
@@ -277,10 +276,10 @@ def load_requests(load: ServingLoad, seed: int, find: Callable[[str], str] = str
     return replace(requests_of(times, inputs, outputs), cached_share=load.cached_share)
 
 
-def drawn_lengths(mean: int, spread: float, count: int, draws: np.random.Generator) -> Ints:
+def drawn_lengths(mean: int, spread: float, count: int, draws: np.random.Generator) -> IntArray:
     """Log-normal lengths with a mean, at least 1; `spread`: standard deviation of their logarithm."""
     if not spread:
         return np.full(count, mean, dtype=np.int64)
     drawn = mean * np.exp(spread * draws.standard_normal(count) - spread**2 / 2)
-    lengths: Ints = np.maximum(np.rint(drawn), 1).astype(np.int64)
+    lengths: IntArray = np.maximum(np.rint(drawn), 1).astype(np.int64)
     return lengths

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.frozen import Documented, Section
 from moesim.hwmodels.summary_text import count, percent, titled
 from moesim.simulator.common.tables import Row, TableResult
@@ -28,7 +28,7 @@ class Latency(Section):
         return ", ".join(f"{name} {_time(getattr(self, name))}" for name in ("p50", "p90", "p99", "mean"))
 
 
-def latency(seconds: NDArray[np.float64]) -> Latency:
+def latency(seconds: FloatArray) -> Latency:
     """Mean and percentiles of times in seconds, at least one."""
     p50, p90, p99 = np.percentile(seconds, (50, 90, 99))
     return Latency(mean=float(seconds.mean()), p50=float(p50), p90=float(p90), p99=float(p99))

@@ -8,8 +8,8 @@ from functools import cached_property
 from math import ceil
 
 import numpy as np
-from numpy.typing import NDArray
 
+from moesim.hwmodels.arrays import BoolArray, FloatArray
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.common.processes import default_workers
 from moesim.simulator.run.report import rates
@@ -17,6 +17,7 @@ from moesim.simulator.scenario import AnyScenario, Scenario, load_scenario
 from moesim.simulator.scenario.inputs import inputs_of
 from moesim.simulator.scenario.serving import Serving, ServingLimits
 from moesim.simulator.serving.deployment import Deployment, deployments
+from moesim.simulator.serving.exchange import Fabric, cache_transfer
 from moesim.simulator.serving.operators import cache_bytes_per_token
 from moesim.simulator.serving.replicas import Pool, Served, StepTimes, serve_requests
 from moesim.simulator.serving.requests import NS_PER_S, Requests, load_requests
@@ -31,9 +32,6 @@ from moesim.simulator.serving.results import (
 from moesim.simulator.serving.step import StepModel
 from moesim.version import __version__
 
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
-
 Times = Callable[[Deployment], StepTimes]
 """Gives the step times of a pool; tests and studies may give others than the step model's."""
 
@@ -44,8 +42,6 @@ MANY = 100_000
 """Requests from which replicas that have nothing in common run in several processes."""
 MOST_PLACES = 10_000
 """Most sequences that run at once where the highest stable rate is looked for."""
-TRANSFER_SETUP_S = 50e-6
-"""Assumed (10 to 500 us): handshake of a hand-over of keys and values."""
 
 
 @dataclass(frozen=True)
@@ -81,23 +77,18 @@ class Service:
         )
 
     @cached_property
-    def _transfer_rate(self) -> tuple[float, float]:
-        """(bytes of a token on a GPU, bytes a second) of a hand-over.
-
-        Each GPU of a prompt's rank sends its shard over its NICs, or over the scale-up links where one node
-        holds all pools.
-        """
-        cluster, prompts = self.deployments[-1].cluster, self.deployments[-1]
+    def _link(self) -> tuple[Fabric, float, bool]:
+        """(links, bytes of a token on a GPU, whether they go over NICs): not where one node holds all pools."""
+        prompts = self.deployments[-1]
         token = cache_bytes_per_token(prompts.shape, prompts.split) / prompts.pool.pp
-        node = cluster.node
-        inside = sum(one.pool.gpus * one.pool.replicas for one in self.deployments) <= node.n_gpus
-        if inside or cluster.nodes == 1:
-            return token, node.scale_up_achievable_bytes_per_s
-        return token, node.scale_out_effective_bytes_per_s
+        gpus = sum(one.pool.gpus * one.pool.replicas for one in self.deployments)
+        fabric = Fabric(prompts.cluster, prompts.profile)
+        return fabric, token, gpus > prompts.cluster.node.n_gpus
 
     def _transfer_ns(self, tokens: int) -> int:
-        token, rate = self._transfer_rate
-        return ceil((TRANSFER_SETUP_S + tokens * token / rate) * NS_PER_S)
+        """Hand-over of a prompt's keys and values, every GPU of its rank its own shard."""
+        fabric, token, across = self._link
+        return ceil(cache_transfer(fabric, tokens * token, across_nodes=across).seconds * NS_PER_S)
 
     def highest_stable_per_s(self) -> float | None:
         """Requests a second when they never run out: completions around the middle of a full house.
@@ -260,9 +251,9 @@ def _use(service: Service, served: Served, at: int, duration: float) -> PoolUse:
 
 def _goodput(
     limits: ServingLimits,
-    ttft: Floats,
-    tpot: Floats,
-    later: Flags,
+    ttft: FloatArray,
+    tpot: FloatArray,
+    later: BoolArray,
     served: Served,
     duration: float,
 ) -> Goodput | None:

@@ -77,7 +77,7 @@ def test_disaggregated_pools_share_the_bill_by_what_they_do() -> None:
     assert cost.joules_per_input_token is not None and cost.joules_per_output_token is not None
     prompts, answers = cost.joules_per_input_token * 20_000, cost.joules_per_output_token * 1100
     assert prompts == pytest.approx(3 * answers)
-    assert result.transfer_s is not None and result.transfer_s.p50 > 50e-6
+    assert result.transfer_s is not None and result.transfer_s.p50 > 10e-6
 
 
 def test_goodput_counts_requests_that_keep_every_limit() -> None:
