@@ -48,6 +48,10 @@ class ServingPool(Section):
     """Tokens drafted a step (MTP, EAGLE) and checked in the next one."""
     memory_fraction: Share = 0.9
     """Share of the GPU's memory that weights, buffers and cache may take."""
+    wait_steps: int = Field(0, ge=0, le=10_000)
+    """Decode steps between looks at new requests (SGLang's scheduler-recv-interval); 0: every step."""
+    wait_for_ranks: bool = False
+    """Requests wait until every rank of `dp` has one, at most `wait_steps` (enable_balance of TensorRT-LLM)."""
 
     @property
     def gpus(self) -> int:
@@ -91,6 +95,8 @@ class ServingLoad(Section):
     """Mean of drawn answers."""
     length_spread: float = Field(0.0, ge=0, le=5)
     """Standard deviation of the logarithm of drawn lengths; 0: all are equal."""
+    tokeniser_s_per_token: float = Field(0.0, ge=0, le=1e-3)
+    """Time of the tokeniser, one prompt after another: 5e-6 for English text, 8e-6 for random tokens."""
     cached_share: float = Field(0.0, ge=0, lt=1)
     """Share of each drawn prompt that a cache outside of the replicas holds, such as one on disks."""
 

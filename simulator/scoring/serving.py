@@ -109,7 +109,7 @@ def scenario_of(run: Run) -> Scenario:
     """The scenario of a run: a cluster of its accelerator, the pools, and a load of its longest request."""
     load = {
         "arrivals": "concurrency", "concurrency": run.concurrency, "input_tokens": run.lengths[0],
-        "output_tokens": run.lengths[1],
+        "output_tokens": run.lengths[1], "tokeniser_s_per_token": recipes().load.tokeniser_s_per_token,
     }  # fmt: skip
     return load_scenario(
         {

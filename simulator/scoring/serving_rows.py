@@ -230,6 +230,7 @@ class Load(Frozen):
     shortest: float
     statistic: str
     prefix_caching: bool
+    tokeniser_s_per_token: float
 
 
 class Recipes(Frozen):
@@ -296,9 +297,10 @@ def run_of(row: ServingRow, rows: Sequence[ServingRow] = ()) -> Run:
     if plan != row.plan:
         notes.append(f"read as {plan}: the row leaves out what the script chose")
     drafts = drafts or 0
-    if setup.pop("tight", False):
-        slots = (1 + drafts) * -(-row.concurrency // plan.dp)
-        setup["max_num_batched_tokens"] = (slots + row.isl + 127) // 64 * 64
+    if (floor := setup.pop("tokens_floor", None)) is not None:
+        slots = (1 + drafts) * -(-row.concurrency // plan.dp) if drafts else row.concurrency
+        most = (slots + row.isl + 127) // 64 * 64
+        setup["max_num_batched_tokens"] = most if drafts else max(most, floor)
     setup |= {"replicas": plan.replicas, "tp": plan.tp, "dp": plan.dp, "ep": plan.ep, "draft_tokens": drafts}
     setup["prefix_caching"] = recipes().load.prefix_caching
     if row.prefill is not None:

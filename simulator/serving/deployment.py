@@ -245,6 +245,7 @@ class Deployment:
             chunked=self.engine.chunked, prefix_caching=self.serving.prefix_caching,
             reserve_new=self.engine.reserve[0], reserve_running=self.engine.reserve[1],
             gain=self.tokens_per_step, ahead=self.engine.host_overlapped, prompts_only=self.role == "prefill",
+            wait_steps=self.pool.wait_steps, wait_for_ranks=self.pool.wait_for_ranks,
         )  # fmt: skip
 
 

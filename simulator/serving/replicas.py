@@ -147,14 +147,22 @@ class _Replica:
         self._first, self._loads = at * pool.ranks, loads
         self.ranks = [Scheduler(pool.policy, events.served.requests) for _ in range(pool.ranks)]
         self._stretch = False  # whether an arrival may cut the present steps short
+        self._held: list[tuple[int, int, int, bool]] = []  # requests that the engine has not looked at
+        self._since = 0  # decode steps since the engine looked
         self._asleep: simpy.Event | None = None
         self._process = self._env.process(self._run())
 
     def add(self, rank: int, request: int, generated: int = 0, ready: bool = False) -> None:
         """A request for one of the ranks, which ends a stretch of decodes if the rank has a place."""
         scheduler = self.ranks[rank]
+        if self._pool.policy.wait_steps > 1 and self._asleep is None:
+            self._held.append((rank, request, generated, ready))
+            self._tell(rank)
+            if self._stretch:
+                self._process.interrupt()
+            return
         scheduler.add(request, generated, ready, amid=self._asleep is None)
-        self._loads[self._first + rank] = scheduler.load
+        self._tell(rank)
         if self._asleep is None and self._stretch and scheduler.running < self._pool.policy.max_num_seqs:
             self._stretch = False
             self._process.interrupt()
@@ -171,9 +179,48 @@ class _Replica:
             self._asleep.succeed()
             self._asleep = None
 
+    def _tell(self, rank: int) -> None:
+        """The router's view of a rank; held requests count as waiting ones."""
+        held = sum(each[0] == rank for each in self._held) if self._held else 0
+        self._loads[self._first + rank] = self.ranks[rank].load + 4 * held
+
+    def _steps_to_look(self, done: int, most: int) -> int:
+        """Steps, from `done` to `most` of the present ones, until the engine looks at held requests."""
+        if not self._held or self._all_have_one():
+            return done
+        return min(done + -(self._since + done) % self._pool.policy.wait_steps, most)
+
+    def _all_have_one(self) -> bool:
+        return self._pool.policy.wait_for_ranks and len({held[0] for held in self._held}) == len(self.ranks)
+
+    def _look(self) -> None:
+        """Held requests join their queues if it is time to look, or if there is nothing to wait for.
+
+        Of those that wait for other ranks only the prompts of one step go.
+        """
+        policy, tokens = self._pool.policy, self._events.served.requests.input_tokens
+        running = [rank.running > 0 for rank in self.ranks]
+        busy = all(running) if policy.wait_for_ranks else any(running)
+        if busy and self._since % policy.wait_steps and not self._all_have_one():
+            return
+        held, self._held = self._held, []
+        room = [policy.max_num_batched_tokens] * len(self.ranks)
+        for each in held:
+            rank, request, generated, ready = each
+            if policy.wait_for_ranks:
+                left, most = room[rank], policy.max_num_batched_tokens
+                room[rank] = left - int(tokens[request]) if left == most or left >= tokens[request] else -1
+                if left != most and room[rank] < 0:
+                    self._held.append(each)
+                    continue
+            self.ranks[rank].add(request, generated, ready, amid=busy)
+            self._tell(rank)
+
     def _run(self) -> Generator[Any, Any, None]:
         env, log, ranks, times = self._env, self._log, self.ranks, self._pool.times
         while True:
+            if self._held:
+                self._look()
             batches = [rank.plan() for rank in ranks]
             unseen = any(rank.unseen for rank in ranks)
             if not any(rank.planned for rank in ranks):
@@ -184,24 +231,30 @@ class _Replica:
             start = int(env.now)
             pace = times.pace(start, batches)
             steps = 1 if unseen else min([r.horizon(pace.steps) for r in ranks if r.planned])
-            for place, rank in enumerate(ranks, self._first):
-                self._loads[place] = rank.load
+            steps = self._steps_to_look(1, steps) if self._held else steps
+            for place, rank in enumerate(ranks):
+                self._tell(place)
                 for request in rank.scheduled:
                     self._events.begun(request, start)
             self._stretch = steps > 1
-            try:
-                yield env.timeout(pace.after(steps))
-            except simpy.Interrupt:
-                gone = int(env.now) - start
-                steps = 1 + bisect_right(range(1, steps), gone, key=pace.after)
-                yield env.timeout(pace.after(steps) - gone)
+            while True:
+                try:
+                    yield env.timeout(pace.after(steps) - (int(env.now) - start))
+                    break
+                except simpy.Interrupt:
+                    gone = int(env.now) - start
+                    under_way = 1 + bisect_right(range(1, steps), gone, key=pace.after)
+                    steps = self._steps_to_look(under_way, steps)
             self._stretch = False
+            self._since += steps
+            if any(batch.prefill_tokens for batch in batches):
+                self._since = int(self._pool.policy.wait_for_ranks)
             log.steps += steps
             log.busy_ns += int(env.now) - start
             for place, rank in enumerate(ranks, self._first):
                 if rank.planned:
                     done = rank.advance(steps)
-                    self._loads[place] = rank.load
+                    self._tell(place - self._first)
                     if done.first or done.last:
                         self._events.done(self._pool, place, done)
 
@@ -219,8 +272,10 @@ class _Events:
         prefill: Pool | None,
         transfer_ns: Callable[[int], int],
         route: Router,
+        front_ns: Callable[[int], int] | None = None,
     ) -> None:
         self.env = simpy.Environment()
+        self._front_ns, self._front_free = front_ns, 0
         no, first, last, moved, rank, other = np.full((6, len(requests)), -1, dtype=np.int64)
         self.served = Served(requests, requests.arrival_ns.copy(), no, first, last, moved, rank, other)
         self.left = len(requests)
@@ -236,6 +291,19 @@ class _Events:
         self._next: Iterator[int] | None = None  # requests of a closed loop
 
     def arrive(self, request: int) -> None:
+        """A request is tokenised, after those before it, and goes to its rank."""
+        if self._front_ns is None:
+            self._route_now(request)
+        else:
+            tokens = int(self.served.requests.input_tokens[request])
+            self._front_free = max(int(self.env.now), self._front_free) + self._front_ns(tokens)
+            self.env.process(self._after_front(request, self._front_free))
+
+    def _after_front(self, request: int, moment: int) -> Generator[Any, Any, None]:
+        yield self.env.timeout(moment - int(self.env.now))
+        self._route_now(request)
+
+    def _route_now(self, request: int) -> None:
         """A request goes to the rank that the router chooses."""
         pool = self._prefill or self._decode
         replicas, ranks, loads = self._pools[id(pool)]
@@ -333,6 +401,7 @@ def serve_requests(
     sample_ns: int = 0,
     most_samples: int = 1 << 30,
     concurrency: int | None = None,
+    front_ns: Callable[[int], int] | None = None,
     workers: int = 1,
 ) -> Served:
     """Serve a load until its last token.
@@ -341,14 +410,15 @@ def serve_requests(
     keys and values of n tokens take `transfer_ns(n)` between them, one request after another on a rank's
     link. `route`: as `serving.router`. `sample_ns`: interval at which running and waiting sequences are
     counted; it doubles above `most_samples`. `concurrency`: arrival times do not count, so many requests are
-    under way at a time. `workers`: processes, where replicas have nothing in common (`round_robin`, no pool
-    for prompts, an open loop); the result is the same. Raises InfeasibleError for requests that do not fit
+    under way at a time. `front_ns(n)`: what the tokeniser takes for n tokens, one prompt after another.
+    `workers`: processes, where replicas have nothing in common (`round_robin`, no pool
+    for prompts, no tokeniser, an open loop); the result is the same. Raises InfeasibleError for requests that do not fit
     into the cache.
     """
-    apart = route == ROUND_ROBIN and prefill is None and concurrency is None
+    apart = route == ROUND_ROBIN and prefill is None and concurrency is None and front_ns is None
     if workers > 1 and apart and len(requests) >= decode.replicas * decode.ranks > decode.ranks:
         return _served_apart(requests, decode, sample_ns, most_samples, workers)
-    events = _Events(requests, decode, prefill, transfer_ns or (lambda tokens: 0), router(route))
+    events = _Events(requests, decode, prefill, transfer_ns or (lambda tokens: 0), router(route), front_ns)
     events.env.process(events.open_loop() if concurrency is None else events.closed_loop(concurrency))
     if sample_ns:
         events.env.process(events.sample(sample_ns, most_samples))

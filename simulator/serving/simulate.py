@@ -73,8 +73,13 @@ class Service:
             sample_ns=max(span // MOMENTS, FIRST_INTERVAL_NS),
             most_samples=2 * MOMENTS,
             concurrency=self.concurrency if requests is None else None,
+            front_ns=self._front_ns if self.serving.load.tokeniser_s_per_token else None,
             workers=default_workers() if len(load) >= MANY else 1,
         )
+
+    def _front_ns(self, tokens: int) -> int:
+        """How long the tokeniser works on a prompt."""
+        return round(tokens * self.serving.load.tokeniser_s_per_token * NS_PER_S)
 
     @cached_property
     def _link(self) -> tuple[Fabric, float, bool]:

@@ -168,3 +168,26 @@ def test_the_same_load_gives_the_same_times_again() -> None:
             for _ in range(2)
         )
     )
+
+
+def test_new_requests_wait_for_the_next_look_of_the_engine() -> None:
+    log = requests_of([0, 25, 26], [4, 4, 4], [100, 5, 5])
+    often = serve_requests(log, Pool(1, Policy(4, 64), Steps(10)))
+    seldom = serve_requests(log, Pool(1, Policy(4, 64, wait_steps=10), Steps(10)))
+    assert often.scheduled_ns.tolist() == [0, 30, 30]
+    assert seldom.scheduled_ns.tolist() == [0, 110, 110]  # ten steps after the prompt's
+
+
+def test_prompts_of_data_parallel_ranks_go_together_or_at_the_latest_after_the_wait() -> None:
+    policy = Policy(4, 64, wait_steps=10, wait_for_ranks=True)
+    log = requests_of([0, 0, 25, 45], [4] * 4, [100, 100, 5, 5])
+    together = serve_requests(log, Pool(1, policy, Steps(10), 2))
+    assert together.scheduled_ns.tolist() == [0, 0, 50, 50]
+    alone = serve_requests(log.some(np.arange(3)), Pool(1, policy, Steps(10), 2))
+    assert alone.scheduled_ns.tolist() == [0, 0, 100]
+
+
+def test_the_tokeniser_takes_prompts_one_after_another() -> None:
+    log = requests_of([0, 0, 0], [4, 4, 4], [2, 2, 2])
+    served = serve_requests(log, Pool(1, Policy(4, 64), Steps(10)), front_ns=lambda tokens: 25 * tokens)
+    assert served.scheduled_ns.tolist() == [100, 200, 300]
