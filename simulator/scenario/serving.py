@@ -51,7 +51,7 @@ class ServingPool(Section):
     wait_steps: int = Field(0, ge=0, le=10_000)
     """Decode steps between looks at new requests (SGLang's scheduler-recv-interval); 0: every step."""
     wait_for_ranks: bool = False
-    """Requests wait until every rank of `dp` has one, at most `wait_steps` (enable_balance of TensorRT-LLM)."""
+    """Requests wait until every rank of `dp` has one, at most `wait_steps` (TensorRT-LLM enable_balance)."""
 
     @property
     def gpus(self) -> int:
@@ -62,6 +62,15 @@ class ServingPool(Section):
     def expert_tp(self) -> int:
         """GPUs that split each routed expert."""
         return self.tp * self.dp // self.ep
+
+    @model_validator(mode="after")
+    def _ranks_wait_for_others(self) -> ServingPool:
+        if self.wait_for_ranks and (self.wait_steps < 2 or self.dp < 2):
+            raise ValueError(
+                f"wait_for_ranks has nothing to wait for with wait_steps={self.wait_steps} and dp={self.dp}; state "
+                "wait_steps of 2 or more and dp of 2 or more, or leave it out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _experts_are_spread_evenly(self) -> ServingPool:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from moesim.hwmodels.errors import InfeasibleError
+from moesim.simulator.scenario.serving import ServingPool
 from moesim.simulator.serving.replicas import Pace, Pool, Served, serve_requests
 from moesim.simulator.serving.requests import Requests, arrivals, requests_of
 from moesim.simulator.serving.scheduler import Batch, Policy
@@ -185,6 +186,11 @@ def test_prompts_of_data_parallel_ranks_go_together_or_at_the_latest_after_the_w
     assert together.scheduled_ns.tolist() == [0, 0, 50, 50]
     alone = serve_requests(log.some(np.arange(3)), Pool(1, policy, Steps(10), 2))
     assert alone.scheduled_ns.tolist() == [0, 0, 100]
+
+
+def test_waiting_for_other_ranks_needs_some() -> None:
+    with pytest.raises(ValueError, match="nothing to wait for"):
+        ServingPool(dp=2, wait_for_ranks=True)
 
 
 def test_the_tokeniser_takes_prompts_one_after_another() -> None:
