@@ -101,3 +101,18 @@ def test_with_few_tokens_some_rank_reads_more_experts_than_the_mean() -> None:
     assert few[1] == pytest.approx(touched.max(axis=1).mean(), rel=0.1)
     assert many[1] == 32
     assert few[0] > many[0] > 1.0
+
+
+@pytest.mark.parametrize(
+    ("habit", "without", "part"), [("fused_norms", False, "ffn_norm"), ("shared_beside", 0, "shared.gate_up")]
+)
+def test_habits_of_an_engine_shorten_its_steps(habit: str, without: object, part: str) -> None:
+    """Sums over TP that norm as well, and shared experts beside routed ones in a graph, each left out once."""
+    batch = [Batch(8, 8 * 1_000, 0, 0, 0)]
+    deployment = _deployment(tp=8, engine="sglang-0.5")
+    bare = replace(deployment)
+    bare.__dict__["engine"] = deployment.engine.model_copy(update={habit: without})
+    with_habit, left_out = StepModel(deployment).cost(batch), StepModel(bare).cost(batch)
+    of = [sum(p.busy_s for p in cost.parts if p.name == part) for cost in (with_habit, left_out)]
+    assert of[0] < of[1]
+    assert left_out.seconds - with_habit.seconds >= of[1] - of[0] - 1e-9
