@@ -107,7 +107,7 @@ def test_with_few_tokens_some_rank_reads_more_experts_than_the_mean() -> None:
     ("habit", "without", "part"), [("fused_norms", False, "ffn_norm"), ("shared_beside", 0, "shared.gate_up")]
 )
 def test_habits_of_an_engine_shorten_its_steps(habit: str, without: object, part: str) -> None:
-    """Sums over TP that norm as well, and shared experts beside routed ones in a graph, each left out once."""
+    """Sums over TP that norm as well, and shared experts beside routed ones, each left out once."""
     batch = [Batch(8, 8 * 1_000, 0, 0, 0)]
     deployment = _deployment(tp=8, engine="sglang-0.5")
     bare = replace(deployment)
