@@ -39,6 +39,7 @@ class Requests:
     first_block: IntArray
     block_tokens: int = 0
     cached_share: float = 0.0
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         """Number of requests."""
@@ -63,6 +64,7 @@ class Requests:
             np.concatenate(([0], np.cumsum(counts))),
             self.block_tokens,
             self.cached_share,
+            self.notes,
         )
 
     def at_rate(self, requests_per_s: float) -> Requests:
@@ -95,6 +97,8 @@ def requests_of(
                 f"request {bad[0] + 1} of the load has {lengths[bad[0]]} {name} tokens; 1 is the least"
             )
     order = np.argsort(arrival, kind="stable")
+    late = int((np.diff(arrival) < 0).sum())
+    sorted_note = f"{late} requests of the load came before the one above them; they were sorted by time"
     ids = [blocks[i] for i in order] if blocks is not None else []
     for place, row in zip(order, ids, strict=False):
         if len(row) * block_tokens < inputs[place]:
@@ -110,6 +114,22 @@ def requests_of(
         blocks=np.array([one for row in ids for one in row], dtype=np.int64),
         first_block=np.concatenate(([0], np.cumsum(counts))),
         block_tokens=block_tokens if blocks is not None else 0,
+        notes=((sorted_note,) if late else ()) + _gap_notes(arrival[order]),
+    )
+
+
+def _gap_notes(arrival: IntArray) -> tuple[str, ...]:
+    """Say where nothing comes for a minute and for a hundred usual gaps, as where a log was not kept."""
+    if len(arrival) < 3:
+        return ()
+    gaps = np.diff(arrival)
+    longest = int(gaps.argmax())
+    usual = max(int(np.median(gaps)), 1)
+    if gaps[longest] < max(60 * NS_PER_S, 100 * usual):
+        return ()
+    return (
+        f"no request comes for {gaps[longest] / NS_PER_S:,.0f} s after request {longest + 1}, and the usual "
+        f"gap is {usual / NS_PER_S:.3g} s: rates and cost count this time, so cut the log there if it was not kept",
     )
 
 

@@ -98,7 +98,7 @@ class Service:
     def highest_stable_per_s(self) -> float | None:
         """Requests a second when they never run out: completions around the middle of a full house.
 
-        As many as find a place come at once, with answers cut as if they had begun some time ago, and as many
+        As many as find a place come at once, with answers cut as if begun some time ago, and as many
         again behind them.
         """
         requests, pool, one = self.requests, self.pools[0], self.deployments[0]
@@ -209,7 +209,7 @@ def result_of(service: Service, served: Served) -> ServingResult:
         drains=drains,
         highest_stable_per_s=None if drains else stable,
         timeline=_moments(served),
-        warnings=tuple(notes),
+        warnings=(*requests.notes, *notes),
         seed=scenario.seed,
         version=__version__,
     )

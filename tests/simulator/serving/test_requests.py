@@ -63,6 +63,14 @@ def test_azures_seven_digits_and_disorder_are_read(tmp_path: Path) -> None:
     log = read_log(path)
     assert log.arrival_ns.tolist() == [0, 442_866_700]
     assert log.input_tokens.tolist() == [10, 20]
+    assert log.notes == ("1 requests of the load came before the one above them; they were sorted by time",)
+
+
+def test_a_gap_in_a_log_is_said(tmp_path: Path) -> None:
+    times = [*range(50), *range(9000, 9050)]
+    rows = "".join(f"{time},5,5\n" for time in times)
+    log = read_log(written(tmp_path, f"arrival_s,input_tokens,output_tokens\n{rows}"))
+    assert len(log.notes) == 1 and "no request comes for 8,951 s after request 50" in log.notes[0]
 
 
 @pytest.mark.parametrize(
