@@ -83,7 +83,7 @@ class Service:
 
     @cached_property
     def _link(self) -> tuple[Fabric, float, bool]:
-        """(links, bytes of a token on a GPU, whether they go over NICs): not where one node holds all pools."""
+        """(links, bytes of a token on a GPU, whether over NICs, as where a node does not hold all pools)."""
         prompts = self.deployments[-1]
         token = cache_bytes_per_token(prompts.shape, prompts.split) / prompts.pool.pp
         gpus = sum(one.pool.gpus * one.pool.replicas for one in self.deployments)
