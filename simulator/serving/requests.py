@@ -129,7 +129,7 @@ def _gap_notes(arrival: IntArray) -> tuple[str, ...]:
         return ()
     return (
         f"no request comes for {gaps[longest] / NS_PER_S:,.0f} s after request {longest + 1}, and the usual "
-        f"gap is {usual / NS_PER_S:.3g} s: rates and cost count this time, so cut the log there if it was not kept",
+        f"gap is {usual / NS_PER_S:.3g} s: rates count this time, so cut the log if it was not kept",
     )
 
 

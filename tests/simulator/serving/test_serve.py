@@ -197,3 +197,10 @@ def test_engines_differ_in_what_they_promise_to_running_requests() -> None:
         for engine in ("vllm-0.19", "trtllm-1.2")
     }
     assert lost["vllm-0.19"] > 0 == lost["trtllm-1.2"]
+
+
+def test_a_queue_before_the_pool_that_decodes_is_seen() -> None:
+    load = {"rate_per_s": 60, "requests": 400, "input_tokens": 200, "output_tokens": 11}
+    result = served(load=load, prefill={"max_num_seqs": 64})
+    assert result.queue_s.p99 < 0.1 < result.end_to_end_s.p50 and not result.drains
+    assert result.highest_stable_per_s == pytest.approx(4 / 0.11, rel=0.03)
