@@ -25,6 +25,8 @@ SGLANG = {
     "enable_two_batch_overlap": "two_batch_overlap",
 }  # fmt: skip
 """Fields of the parsed arguments, and the fact that each must be."""
+OLD = {"tp": "tensor", "dp": "data", "pp": "pipeline", "ep": "expert"}
+"""Words of fields in SGLang before 0.5.2x: tensor_parallel_size for tp_size."""
 
 
 class _Class(type):
@@ -82,12 +84,17 @@ def sglang_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _old_names() -> dict[str, str]:
+    return {f"{short}_size": f"{word}_parallel_size" for short, word in OLD.items()}
+
+
 def verdict(
     parser: argparse.ArgumentParser, words: list[str], facts: dict[str, Any], names: dict[str, str]
 ) -> str:
     """`accepted`, or what the parser refuses or reads otherwise."""
     try:
         found = vars(parser.parse_args(words))
+        found = {key: found[old] for key, old in _old_names().items() if old in found} | found
     except SystemExit:
         return "refused by the parser"
     except Exception as problem:
