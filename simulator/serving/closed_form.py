@@ -64,7 +64,7 @@ def moments(requests: Requests, rate_per_s: float | None, prefix_caching: bool) 
     hit = 0.0
     if prefix_caching and len(requests.blocks):
         hit = 1.0 - len(np.unique(requests.blocks)) / len(requests.blocks)
-    fresh = inputs * (1.0 - hit)
+    fresh = inputs * (1.0 - hit) * (1.0 - requests.cached_share)
     return LoadMoments(
         rate_per_s=rate,
         inputs=float(inputs.mean()),
@@ -218,13 +218,14 @@ class DecodingPool:
             np.interp(b, one.table.batches, one.table.decode[level])
             for b, one in zip(self.b, candidates, strict=True)
         ]
-        gain = np.array([one.deployment.tokens_per_step for one in candidates])[:, None]
-        self.extra, self.step = self._with_prompts(candidates, np.stack(decode), gain, level)
-        self.token, self.extra = (np.stack(decode) + self.extra) / gain, self.extra / gain
+        self._ahead = _ahead(candidates)
+        self._gain = np.array([one.deployment.tokens_per_step for one in candidates])[:, None]
+        self.extra, self.step = self._with_prompts(candidates, np.stack(decode), level)
+        self.token, self.extra = (np.stack(decode) + self.extra) / self._gain, self.extra / self._gain
         self.rate = np.maximum.accumulate(self.b / (load.outputs * self.token), axis=1)
 
     def _with_prompts(
-        self, candidates: Sequence[Candidate], decode: FloatArray, gain: FloatArray, level: Level
+        self, candidates: Sequence[Candidate], decode: FloatArray, level: Level
     ) -> tuple[FloatArray, FloatArray]:
         """Seconds that prompts add to a step on average, and a step with a prompt in it."""
         ends = np.array(
@@ -235,7 +236,7 @@ class DecodingPool:
         one, every, full = (ends[:, n, :1] * (1 - share) + ends[:, n, 1:] * share for n in range(3))
         d = self.ranks[:, None]
         more = (every - one) / np.maximum(d - 1, 1)
-        fresh = gain * self.load.fresh / self.load.outputs * self._prompts[:, None]
+        fresh = self._gain * self.load.fresh / self.load.outputs * self._prompts[:, None]
         self.busy = self.b * fresh / self._budget
         tokens = self.busy * self._budget
         prompting = np.minimum(tokens / self._chunk, 1.0)
@@ -269,7 +270,12 @@ class DecodingPool:
         prompts = np.where(self._prompts, _wait(busy, servers, whole, load.spread), 0.0)
         full = b / self.most
         places = _wait(full, servers * self.most, load.outputs * token, 1.0)
-        times = [(token / 2, token**2 / 12), _queued(prompts, busy), _queued(places, full)]
+        step_s = token * self._gain[:, 0]
+        times = [
+            (step_s * (0.5 + self._ahead), step_s**2 / 12),
+            _queued(prompts, busy),
+            _queued(places, full),
+        ]
         ttft = _percentile(self._z, [*times, (own, load.spread * own**2)])
         # Without prompts a sequence that waits for a place has its first token already.
         tpot = np.where(self._prompts, tpot, tpot + (places + self._transfer) / load.outputs)
@@ -298,6 +304,7 @@ class PromptPool:
         self._one = np.array([one.table.one[level, 0] for one in candidates])
         every = np.array([one.table.every[level, 0] for one in candidates])
         full = np.array([one.table.full[level, 0] for one in candidates])
+        self._ahead = _ahead(candidates)
         self._more, self._wide = (every - self._one) / np.maximum(self.ranks - 1, 1), full / every
         chunk = np.array([one.table.chunk for one in candidates])
         budget = np.array([float(one.deployment.pool.max_num_batched_tokens) for one in candidates])
@@ -319,7 +326,7 @@ class PromptPool:
         busy = np.minimum(busy, BUSIEST)
         step = self._one + (self.ranks - 1) * busy * self._more
         wait, own = _wait(busy, servers, self._full * self._wide * step, load.spread), self._steps * step
-        rest = step / 2 * (1.0 - (1.0 - busy) ** self.ranks)
+        rest = step * (0.5 + self._ahead) * (1.0 - (1.0 - busy) ** self.ranks)
         ttft = _percentile(self._z, [(rest, rest**2 / 3), _queued(wait, busy), (own, load.spread * own**2)])
         ttft = np.where(crowded, np.inf, ttft)
         most = self.limits.ttft_s or np.inf
@@ -349,6 +356,11 @@ def fewest(pool: DecodingPool | PromptPool, most_gpus: int) -> FloatArray:
         fits = pool.at(middle).why == 0
         top, low = np.where(open_ & fits, middle, top), np.where(open_ & ~fits, middle, low)
     return np.where(met, top, 0.0)
+
+
+def _ahead(candidates: Sequence[Candidate]) -> FloatArray:
+    """Whole steps that a request waits because the next step is planned while one runs."""
+    return np.array([float(one.deployment.policy.ahead) for one in candidates])
 
 
 def _z(limits: ServingLimits) -> float:
