@@ -67,8 +67,8 @@ class ServingPool(Section):
     def _ranks_wait_for_others(self) -> ServingPool:
         if self.wait_for_ranks and (self.wait_steps < 2 or self.dp < 2):
             raise ValueError(
-                f"wait_for_ranks has nothing to wait for with wait_steps={self.wait_steps} and dp={self.dp}; state "
-                "wait_steps of 2 or more and dp of 2 or more, or leave it out"
+                f"wait_for_ranks has nothing to wait for with wait_steps={self.wait_steps} and dp={self.dp}; "
+                "state 2 or more of both, or leave it out"
             )
         return self
 

@@ -411,8 +411,9 @@ def serve_requests(
     link. `route`: as `serving.router`. `sample_ns`: interval at which running and waiting sequences are
     counted; it doubles above `most_samples`. `concurrency`: arrival times do not count, so many requests are
     under way at a time. `front_ns(n)`: what the tokeniser takes for n tokens, one prompt after another.
-    `workers`: processes, where replicas have nothing in common (`round_robin`, no pool for prompts, no tokeniser,
-    an open loop); the result is the same. Raises InfeasibleError for requests that do not fit into the cache.
+    `workers`: processes, where replicas have nothing in common (`round_robin`, no pool for prompts, no
+    tokeniser, an open loop); the result is the same. Raises InfeasibleError for requests that do
+    not fit into the cache.
     """
     apart = route == ROUND_ROBIN and prefill is None and concurrency is None and front_ns is None
     if workers > 1 and apart and len(requests) >= decode.replicas * decode.ranks > decode.ranks:
