@@ -29,9 +29,9 @@ class Policy:
     those that run: vLLM 0 and 0, TensorRT-LLM without eviction 1 and 1. `ahead`: a step is planned when the
     one before it begins (vLLM's asynchronous scheduling, SGLang's overlap schedule), so that arrivals, and
     places of sequences that end, count one step later. `prompts_only`: a pool that hands sequences over after
-    the first token; their blocks stay until `let_go`. `wait_steps`: decode steps between looks at new requests
-    (SGLang's scheduler-recv-interval); with `wait_for_ranks` the most that they wait for every rank to have one
-    (TensorRT-LLM's attention_dp_config with enable_balance and timeout_iters).
+    the first token; their blocks stay until `let_go`. `wait_steps`: decode steps between looks at new
+    requests (SGLang's scheduler-recv-interval); with `wait_for_ranks` the most that they wait for every rank
+    to have one (TensorRT-LLM's attention_dp_config with enable_balance and timeout_iters).
     """
 
     max_num_seqs: int
