@@ -74,9 +74,8 @@ def test_disaggregated_pools_share_the_bill_by_what_they_do() -> None:
     result = served(prefill={"replicas": 3})
     cost = result.cost
     assert result.gpus == 4 and [pool.role for pool in result.pools] == ["decode", "prefill"]
-    assert cost.joules_per_input_token is not None and cost.joules_per_output_token is not None
-    prompts, answers = cost.joules_per_input_token * 20_000, cost.joules_per_output_token * 1100
-    assert prompts == pytest.approx(3 * answers)
+    prompts, answers = cost.joules_per_input_token or 0.0, cost.joules_per_output_token or 0.0
+    assert prompts * 20_000 == pytest.approx(3 * answers * 1100) and answers > 0
     assert result.transfer_s is not None and result.transfer_s.p50 > 10e-6
 
 
