@@ -93,7 +93,7 @@ def test_a_load_that_never_drains_names_the_highest_stable_rate() -> None:
     result = served(load=load)
     # four places of eleven steps, which planning ahead leaves empty for one more
     assert not result.drains and result.highest_stable_per_s == pytest.approx(4 / 0.12, rel=0.03)
-    rate = 0.9 * result.highest_stable_per_s
+    rate = 0.9 * (result.highest_stable_per_s or 0.0)
     assert served(load={**load, "rate_per_s": rate}).drains
 
 
