@@ -185,13 +185,13 @@ class Prior(Entry):
 
 
 class KernelLaw(Entry):
-    """Time of any shape of a family of inference kernels, whose name follows `serving.` in the id (eq. SV2).
+    """Time of any shape of a family of inference kernels, whose name follows `serving.` in the id (eq. Q2).
 
     A call takes `call_us`, `depth_ns` for each element of a contraction, and the longer of bytes at the share
     `bandwidth` of the memory's and FLOPs at the share `peak` of the tensor cores', with `edge` more rows of a
     group, or keys of a query. `lead`: of a module whose kernels Python launches, the share of its host time
     `call_us` that passes before the main kernels. For the exchange between ranks, `bandwidth` is the share of
-    the scale-up rate and `peak` that of the NIC rate (eq. SV5).
+    the scale-up rate and `peak` that of the NIC rate (eq. Q5).
     """
 
     call_us: Annotated[float, Field(gt=0, le=1e5)]

@@ -183,7 +183,7 @@ HEAD = """\
 name: serving-hopper
 accelerator: any
 software: "SGLang 0.5.10 and 0.5.14, vLLM 0.24, DeepGEMM, FlashMLA, FlashAttention 3, FlashInfer, Triton"
-description: Laws of the kernels of inference engines, by family (eq. SV2).
+description: Laws of the kernels of inference engines, by family (eq. Q2).
 evidence: >-
   One fit of all families to every second shape of public tables on H200 and H800; residuals come from the
   other shapes (1.48 times the median error). Families without a table are first guesses, marked as assumed.

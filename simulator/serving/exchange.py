@@ -121,7 +121,7 @@ def _by_law(
     sms: int = 0,
     busy: bool = False,
 ) -> Exchange:
-    """A call that sends bytes over both kinds of link at once, by a law of the exchange (eq. SV5).
+    """A call that sends bytes over both kinds of link at once, by a law of the exchange (eq. Q5).
 
     With `busy`, its kernels hold all SMs for the call alone.
     """

@@ -70,7 +70,7 @@ class Rows(NamedTuple):
         return self.decodes * min(self.context / self.decodes / ratio, cap) if self.decodes else 0.0
 
     def prefill_keys(self, cap: float = inf, ratio: float = 1.0) -> float:
-        """The same of prefills, of prompts of equal length (eq. SV4)."""
+        """The same of prefills, of prompts of equal length (eq. Q4)."""
         if not self.prefills:
             return 0.0
         each = self.prefills / self.prompts
@@ -111,7 +111,7 @@ def product(
     name: str, m: float, n: float, k: float, fmt: Format, *, cls: OperatorClass = "gemm", groups: int = 1,
     variant: str = "",
 ) -> Operator:  # fmt: skip
-    """A GEMM [m, k] x [k, n] with weights of a format (eq. SV1); `groups` of them in a grouped one."""
+    """A GEMM [m, k] x [k, n] with weights of a format (eq. Q1); `groups` of them in a grouped one."""
     op = gemm(name, "F", m, round(n), k, COMPUTE[fmt], cls=cls, groups=groups, variant=variant or fmt)
     return replace(op, bytes_read=m * k * ACTIVATION_BYTES[fmt] + groups * n * k * ELEMENT_BYTES[fmt])
 

@@ -58,7 +58,7 @@ class Load(NamedTuple):
     def of(cls, moe: MoE | None, split: Split, tokens: float, alpha: float = 0.0) -> Load:
         """The load of `tokens` tokens of the whole group: the mean rank's.
 
-        With `alpha`, exponent of a power law of the experts' loads, the most loaded rank's (eq. SV3).
+        With `alpha`, exponent of a power law of the experts' loads, the most loaded rank's (eq. Q3).
         """
         if moe is None:
             return cls(tokens, 0.0, 0.0, 0.0)
@@ -80,7 +80,7 @@ DRAWS = 48
 
 @lru_cache(maxsize=4096)
 def most_loaded(experts: int, top_k: int, ranks: int, tokens: float, alpha: float) -> tuple[float, float]:
-    """Mean rows, and experts with rows, of the most loaded of `ranks` ranks (eq. SV3).
+    """Mean rows, and experts with rows, of the most loaded of `ranks` ranks (eq. Q3).
 
     Loads follow a power law between 1 and 0.8 of the tokens (0.01 and 2 for few tokens), as in the tables of
     ai-dynamo/aiconfigurator@095f58a (`collector/helper.py`); the seed is fixed.

@@ -1,6 +1,6 @@
 """Seconds of an operator of an inference step: a call, then its bytes or its FLOPs, whichever take longer.
 
-A law of few numbers a family of kernels gives the time of any shape on any card (eq. SV2). A profile's own
+A law of few numbers a family of kernels gives the time of any shape on any card (eq. Q2). A profile's own
 `kernel_laws` come before the shipped ones, which were fitted to tables of Hopper.
 """
 
@@ -80,7 +80,7 @@ def rows_a_group(op: Operator) -> float:
 
 
 def price(op: Operator, accelerator: Accelerator, profile: CalibrationProfile | None = None) -> OperatorCost:
-    """Time of an operator (eq. SV2) with its evidence.
+    """Time of an operator (eq. Q2) with its evidence.
 
     Raises InputError where neither the profile nor the shipped laws know its family, and for a card without a
     peak of its formats.
@@ -117,7 +117,7 @@ def price(op: Operator, accelerator: Accelerator, profile: CalibrationProfile | 
 
 
 def eager_seconds(module: str, device_s: float, profile: CalibrationProfile | None = None) -> float:
-    """Seconds of a module (`mla`, `experts`, `dsa`) alone whose kernels Python launches one by one (eq. SV6).
+    """Seconds of a module (`mla`, `experts`, `dsa`) alone whose kernels Python launches one by one (eq. Q6).
 
     The host's time bounds it; a part of that passes before the main kernels. In a step the host runs ahead,
     so that its time alone is the bound.
