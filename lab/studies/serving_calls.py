@@ -1,9 +1,9 @@
 """Times small sums and gathers of all ranks, and BF16 products with cold weights, in CUDA graphs.
 
-    NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 torchrun --nproc-per-node 2 serving_calls.py OUT.json
+    NCCL_NVLS_ENABLE=0 torchrun --nproc-per-node 2 serving_calls.py OUT.json
 
-Microseconds a call, the median of 20 replays. Rows: `ar`, `ag`, `rs` (NCCL) and `one`, `two` (symmetric memory) with
-bytes of the whole buffer; `bf16` with m, n, k and weights of at least 0.4 GB taken in turn.
+Microseconds a call, the median of 20 replays. Rows: `ar`, `ag`, `rs` (NCCL) and `one`, `two` (symmetric memory)
+with bytes of the whole buffer; `bf16` with m, n, k and weights of at least 0.4 GB taken in turn.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric
 
-PRODUCTS = ((4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336), (2112, 7168), (24576, 1536), (7168, 16384),
-            (5120, 2048), (128, 2048))  # fmt: skip
+PRODUCTS = ((4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336), (2112, 7168), (24576, 1536),
+            (7168, 16384), (5120, 2048), (128, 2048))  # fmt: skip
 ROWS = (1, 8, 64, 128, 256, 512, 1024, 4096)
 COLD_BYTES = 4e8
 
@@ -51,14 +51,13 @@ def replayed_us(call: Callable[[], Any], calls: int = 20) -> float:
 def sums(world: int) -> list[tuple[Any, ...]]:
     """All-reduces, all-gathers and reduce-scatters of 4 KiB to 16 MiB a rank."""
     rows: list[tuple[Any, ...]] = []
-    group = dist.group.WORLD.group_name
+    group, ops = dist.group.WORLD.group_name, torch.ops.symm_mem
     for power in range(12, 25):
         size = 2**power
         own = torch.ones(size // 2, dtype=torch.bfloat16, device="cuda")
         everyone = torch.empty(size // 2 * world, dtype=torch.bfloat16, device="cuda")
         shared = symmetric.empty(size // 2, dtype=torch.bfloat16, device="cuda")
         symmetric.rendezvous(shared, group)
-        ops = torch.ops.symm_mem
         rows += [
             ("ar", size, replayed_us(lambda own=own: dist.all_reduce(own))),
             ("ag", world * size, replayed_us(lambda a=everyone, b=own: dist.all_gather_into_tensor(a, b))),

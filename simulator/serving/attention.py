@@ -255,72 +255,47 @@ def sparse(a: DSA, hidden: int, rows: Rows, split: Split) -> list[Operator]:
             *_module("dsa", rows.tokens, split)]  # fmt: skip
 
 
+def _compressed_inputs(a: Compressed, hidden: int, t: float, split: Split) -> list[Operator]:
+    """Queries, key and value of every token, and the sums of keys over a window, which every rank forms."""
+    if not t:
+        return []
+    d, width = float(a.head_dim), a.heads / split.tp * a.head_dim
+    size = t * (width + d) * BF16
+    out = [
+        *linear("q_and_kv_down", t, a.q_lora_rank + d, hidden, split.weights),
+        norm("latent_norms", "F", t, a.q_lora_rank + a.head_dim),
+        *linear("q_up", t, width, a.q_lora_rank, split.weights),
+        move("norm_rope_and_cache", "rope", "F", size, size),
+    ]
+    if a.ratio:
+        columns = (4.0 if a.indexer is not None else 2.0) * d  # keys and gates, of two series with an indexer
+        written = t * d / a.ratio * BF16
+        out.append(product("compressor", t, columns, hidden, "bf16"))
+        out.append(move("compress", "elementwise", "F", t * columns * BF16, written, variant="compress"))
+    return out
+
+
 def compressed(a: Compressed, hidden: int, rows: Rows, split: Split) -> list[Operator]:
     """DeepSeek-V4's attention over a window and compressed keys, all of them or those that an indexer chose.
 
     Every rank forms the keys; queries and the groups of the output are split.
     """
-    heads, t, d = a.heads / split.tp, rows.tokens, float(a.head_dim)
-    width, out = heads * d, []
-    own = a.indexer is not None and not a.indexer.shared
+    heads, t, d, i = a.heads / split.tp, rows.tokens, float(a.head_dim), a.indexer
+    out = _compressed_inputs(a, hidden, t, split)
+    if i is not None and not i.shared:
+        out += indexer_operators(i, hidden, a.q_lora_rank, rows, 4.0 * i.head_dim, a.ratio)
+    far, name, near = float(i.top_k) if i else inf, "csa" if i else "hca", float(a.window)
+    for kind, queries, keys in (
+        ("decode", rows.decodes, rows.decode_keys),
+        ("prefill", rows.prefills, rows.prefill_keys),
+    ):
+        if queries:
+            seen = keys(near) + (keys(far, a.ratio) if a.ratio else 0.0)
+            read = seen * compressed_key_bytes(a, split) if kind == "decode" else rows.keys_formed * d
+            out.append(core(kind, f"{kind}-{name}", queries, seen, (d, d), read, heads))
     if t:
         groups = max(a.o_groups / split.tp, 1.0)
-        out = linear("q_and_kv_down", t, a.q_lora_rank + d, hidden, split.weights)
-        out += [
-            norm("latent_norms", "F", t, a.q_lora_rank + a.head_dim),
-            *linear("q_up", t, width, a.q_lora_rank, split.weights),
-        ]
-        out.append(move("norm_rope_and_cache", "rope", "F", t * (width + d) * BF16, t * (width + d) * BF16))
-        if a.ratio:
-            series = 2.0 if a.indexer is not None else 1.0
-            columns = 2.0 * series * d
-            out.append(product("compressor", t, columns, hidden, "bf16"))
-            out.append(
-                move(
-                    "compress",
-                    "elementwise",
-                    "F",
-                    t * columns * BF16,
-                    t * d / a.ratio * BF16,
-                    variant="compress",
-                )
-            )
-    if own and a.indexer is not None:
-        out += indexer_operators(a.indexer, hidden, a.q_lora_rank, rows, 4.0 * a.indexer.head_dim, a.ratio)
-    far = float(a.indexer.top_k) if a.indexer is not None else inf
-    name = "csa" if a.indexer is not None else "hca"
-    window = float(a.window)
-    if rows.decodes:
-        seen = rows.decode_keys(window) + (rows.decode_keys(far, a.ratio) if a.ratio else 0.0)
-        out.append(
-            core(
-                "decode",
-                f"decode-{name}",
-                rows.decodes,
-                seen,
-                (d, d),
-                seen * compressed_key_bytes(a, split),
-                heads,
-            )
-        )
-    if rows.prefills:
-        seen = rows.prefill_keys(window) + (rows.prefill_keys(far, a.ratio) if a.ratio else 0.0)
-        out.append(
-            core("prefill", f"prefill-{name}", rows.prefills, seen, (d, d), rows.keys_formed * d, heads)
-        )
-    if t:
-        rank = groups * a.o_lora_rank
-        out.append(
-            gemm(
-                "o_down",
-                "F",
-                t * groups,
-                a.o_lora_rank,
-                width / groups,
-                "bf16",
-                groups=max(round(groups), 1),
-                variant="batched",
-            )
-        )
-        out += linear("o_proj", t, hidden, rank, split.weights)
+        n, k = a.o_lora_rank, heads * d / groups
+        out.append(gemm("o_down", "F", t * groups, n, k, "bf16", groups=round(groups), variant="batched"))
+        out += linear("o_proj", t, hidden, groups * n, split.weights)
     return [*out, *_module(name, t, split)]
