@@ -2,7 +2,7 @@
 
     NCCL_NVLS_ENABLE=0 torchrun --nproc-per-node 2 serving_calls.py OUT.json
 
-Microseconds a call, the median of 20 replays. Rows: `ar`, `ag`, `rs` (NCCL) and `one`, `two` (symmetric memory)
+Microseconds a call, the median of 20 replays. Rows: `ar`, `ag`, `rs` (NCCL), `one`, `two` (symmetric memory)
 with bytes of the whole buffer; `bf16` with m, n, k and weights of at least 0.4 GB taken in turn.
 """
 
