@@ -1,6 +1,6 @@
 """Fits the laws of serving operators to every second shape of public tables and writes serving-hopper.yaml.
 
-    python -m lab.profiles.serving_curves /work/shared > hwmodels/data/calibration/serving-hopper.yaml
+    python -m lab.profiles.serving_curves SHARED > hwmodels/data/calibration/serving-hopper.yaml
 
 One robust least-squares fit of the logarithms of all times; errors by family go to stderr. The start of a
 figure is a first guess of its family, and figures that no table determines keep it, as `assumed`.
@@ -179,7 +179,7 @@ def fitted(cases: list[Case]) -> tuple[dict[Key, float], dict[Key, bool]]:
 # -- the file ----------------------------------------------------------------------------------------
 
 HEAD = """\
-# Written by lab/profiles/serving_curves.py from the public tables under /work/shared.
+# Written by lab/profiles/serving_curves.py from public tables.
 name: serving-hopper
 accelerator: any
 software: "SGLang 0.5.10 and 0.5.14, vLLM 0.24, DeepGEMM, FlashMLA, FlashAttention 3, FlashInfer, Triton"

@@ -31,7 +31,7 @@ from moesim.simulator.model.primitives import BF16, move, norm
 from moesim.simulator.serving.attention import attention_operators, core
 from moesim.simulator.serving.exchange import Fabric, expert_exchange
 from moesim.simulator.serving.linear import product
-from moesim.simulator.serving.operators import Load, Rows, Split, experts, hyper, router
+from moesim.simulator.serving.operators import ExpertLoad, Split, StepRows, experts, hyper, router
 from moesim.simulator.serving.prices import eager_seconds, price
 
 Row = dict[str, str]
@@ -90,9 +90,9 @@ def expert_case(row: Row, moe: MoE) -> Case:
     if c["distribution"] == "uniform":
         rows = tokens * moe.top_k / ep
         blocks = math.ceil(rows / BLOCK) if not decode else rows
-        load = Load(tokens, rows, min(moe.experts / ep, blocks), tokens)
+        load = ExpertLoad(tokens, rows, min(moe.experts / ep, blocks), tokens)
     else:
-        load = Load.of(moe, split, tokens, alpha=float(c["distribution"].rpartition("_")[2]))._replace(
+        load = ExpertLoad.of(moe, split, tokens, alpha=float(c["distribution"].rpartition("_")[2]))._replace(
             received=tokens
         )
         if not decode:
@@ -115,8 +115,8 @@ def latent_case(row: Row, mla: MLA) -> Case:
     split = Split(weights="fp8")
     t = batch if decode else batch * length
     rows = (
-        Rows(t, t, 0.0, t, batch * (length + 1), 0.0) if decode
-        else Rows(t, 0.0, t, batch, 0.0, t * (length + 1) / 2, 1.0, batch, t)
+        StepRows(t, t, 0.0, t, batch * (length + 1), 0.0) if decode
+        else StepRows(t, 0.0, t, batch, 0.0, t * (length + 1) / 2, 1.0, batch, t)
     )  # fmt: skip
     ops = [
         op for op in attention_operators(attention, 7168, rows, split) if not op.name.startswith("qkv_down")
@@ -158,8 +158,8 @@ def sparse_case(row: Row) -> Case:
     t = batch * isl
     decode = "generation" in name or (isl == 1.0 and "dsv4" in name)
     rows = (
-        Rows(t, t, 0.0, t, batch * (past + 1), 0.0) if decode
-        else Rows(t, 0.0, t, batch, 0.0, t * (past + (isl + 1) / 2), 1.0, batch, batch * (past + isl))
+        StepRows(t, t, 0.0, t, batch * (past + 1), 0.0) if decode
+        else StepRows(t, 0.0, t, batch, 0.0, t * (past + (isl + 1) / 2), 1.0, batch, batch * (past + isl))
     )  # fmt: skip
     ops = attention_operators(attention, shape.hidden, rows, split)
     kind = name.split("_")[1] if "dsv4" in name else "DSA"
@@ -306,7 +306,7 @@ def _fused(rows: list[Row]) -> Iterator[Case]:
             expert_ffn=int(row["expert_hidden_dim"]), scoring="softmax",
         )  # fmt: skip
         hidden = int(row["hidden_dim"])
-        load = Load(t, routed, float(row["expert_utilization"]) * local, t)
+        load = ExpertLoad(t, routed, float(row["expert_utilization"]) * local, t)
         ops = experts(moe, hidden, load, Split(expert_tp=tp), decode=True)
         seconds = _time(row, "moe_grouped_gemm")
         yield Case("fused experts BF16, vLLM", "h800-sxm", (t,), tuple(ops[1:]), seconds)

@@ -17,7 +17,7 @@ from moesim.simulator.model.attention.mla import MLA
 from moesim.simulator.model.attention.protocol import Attention, NoAttention
 from moesim.simulator.model.operator import GemmShape, Operator
 from moesim.simulator.model.primitives import BF16, FP32, gemm, move, norm
-from moesim.simulator.serving.linear import Rows, Split, element_bytes, linear, product
+from moesim.simulator.serving.linear import Split, StepRows, element_bytes, linear, product
 
 INDEX_BYTES = 4.0
 """Bytes of one chosen key's position."""
@@ -62,7 +62,7 @@ def cache_row_bytes(attention: Attention, split: Split) -> float:
     )
 
 
-def attention_operators(attention: Attention, hidden: int, rows: Rows, split: Split) -> list[Operator]:
+def attention_operators(attention: Attention, hidden: int, rows: StepRows, split: Split) -> list[Operator]:
     """Operators from the normed input to the output projection; raises InputError for unknown kinds."""
     cache_row_bytes(attention, split)
     if isinstance(attention, DSA):
@@ -93,7 +93,7 @@ def core(
     )  # fmt: skip
 
 
-def grouped_query(a: GroupedQueryAttention, hidden: int, rows: Rows, split: Split) -> list[Operator]:
+def grouped_query(a: GroupedQueryAttention, hidden: int, rows: StepRows, split: Split) -> list[Operator]:
     """Grouped-query attention: one GEMM in, paged attention of decodes and of prefills, one GEMM out.
 
     A window also limits what is read; sinks are one more logit a head, which the core holds in registers.
@@ -124,7 +124,7 @@ def grouped_query(a: GroupedQueryAttention, hidden: int, rows: Rows, split: Spli
 # -- latent attention --------------------------------------------------------------------------------
 
 
-def _latent_inputs(a: MLA, hidden: int, rows: Rows, split: Split, further: float = 0.0) -> list[Operator]:
+def _latent_inputs(a: MLA, hidden: int, rows: StepRows, split: Split, further: float = 0.0) -> list[Operator]:
     """Down-projections in one GEMM, norms, queries, rotation and the write to the cache."""
     heads, t = a.heads / split.tp, rows.tokens
     wide, query = a.kv_lora_rank + a.qk_rope_dim, a.q_lora_rank or 0
@@ -153,7 +153,7 @@ def _absorbed_core(
     return [_absorbed(a, "q_absorb", rows, heads), inner, _absorbed(a, "v_absorb", rows, heads)]
 
 
-def _prefill(a: MLA, rows: Rows, split: Split, heads: float) -> list[Operator]:
+def _prefill(a: MLA, rows: StepRows, split: Split, heads: float) -> list[Operator]:
     """Keys and values formed per head, those of earlier chunks again, and dense attention over them."""
     formed, qk = rows.keys_formed, a.qk_nope_dim + a.qk_rope_dim
     read = formed * heads * (qk + a.v_dim) * BF16
@@ -164,7 +164,7 @@ def _prefill(a: MLA, rows: Rows, split: Split, heads: float) -> list[Operator]:
     ]
 
 
-def latent(a: MLA, hidden: int, rows: Rows, split: Split) -> list[Operator]:
+def latent(a: MLA, hidden: int, rows: StepRows, split: Split) -> list[Operator]:
     """Multi-head latent attention: absorbed for decodes, with keys and values per head for prefills."""
     heads = a.heads / split.tp
     out = _latent_inputs(a, hidden, rows, split)
@@ -180,7 +180,7 @@ def latent(a: MLA, hidden: int, rows: Rows, split: Split) -> list[Operator]:
 
 
 def indexer_operators(
-    i: Indexer, hidden: int, query_in: int, rows: Rows, key_columns: float, ratio: float = 1.0
+    i: Indexer, hidden: int, query_in: int, rows: StepRows, key_columns: float, ratio: float = 1.0
 ) -> list[Operator]:
     """An indexer: projections, rotation and FP8 cast, scores over the keys before a query, choice.
 
@@ -226,7 +226,7 @@ def _module(name: str, rows: float, split: Split) -> list[Operator]:
     return [move(f"{name}.module", "elementwise", "F", 0.0, 0.0, variant=f"{name}-{split.engine}")]
 
 
-def sparse(a: DSA, hidden: int, rows: Rows, split: Split) -> list[Operator]:
+def sparse(a: DSA, hidden: int, rows: StepRows, split: Split) -> list[Operator]:
     """DeepSeek sparse attention: indexer, then the absorbed core over at most `top_k` keys of a query.
 
     Prompts of at most `top_k` keys run dense, as latent attention, and leave the indexer's keys alone behind.
@@ -275,7 +275,7 @@ def _compressed_inputs(a: Compressed, hidden: int, t: float, split: Split) -> li
     return out
 
 
-def compressed(a: Compressed, hidden: int, rows: Rows, split: Split) -> list[Operator]:
+def compressed(a: Compressed, hidden: int, rows: StepRows, split: Split) -> list[Operator]:
     """DeepSeek-V4's attention over a window and compressed keys, all of them or those that an indexer chose.
 
     Every rank forms the keys; queries and the groups of the output are split.

@@ -47,7 +47,7 @@ class Split:
     engine: str = ""
 
 
-class Rows(NamedTuple):
+class StepRows(NamedTuple):
     """Token rows of one rank's step.
 
     `tokens`: all, of which `decodes` (with drafts that are checked) and `prefills`; `sequences`: whose logits
@@ -90,7 +90,7 @@ class Rows(NamedTuple):
         return self.prompts * (self.pairs / self.prefills + (self.prefills / self.prompts - 1.0) / 2.0)
 
     @classmethod
-    def of(cls, batch: Batch, per_step: int = 1) -> Rows:
+    def of(cls, batch: Batch, per_step: int = 1) -> StepRows:
         """Rows of a batch whose decodes bring `per_step` tokens each (1 and the drafts that are checked)."""
         decodes, tokens = float(batch.decodes * per_step), float(batch.prefill_tokens)
         seen = batch.prefill_pairs / tokens if tokens else 0.0

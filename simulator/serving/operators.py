@@ -18,15 +18,23 @@ from moesim.simulator.model.primitives import BF16, FP32, gemm, move, norm
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario.serving import Format
 from moesim.simulator.serving.attention import attention_operators, cache_row_bytes
-from moesim.simulator.serving.linear import ACTIVATION_BYTES, Rows, Split, linear, product
+from moesim.simulator.serving.linear import ACTIVATION_BYTES, Split, StepRows, linear, product
 
-__all__ = ["Load", "Rows", "Section", "Split", "cache_bytes_per_token", "draft_operators", "step_operators"]
+__all__ = [
+    "ExpertLoad",
+    "LayerSection",
+    "Split",
+    "StepRows",
+    "cache_bytes_per_token",
+    "draft_operators",
+    "step_operators",
+]
 
 Part = Literal["attention", "dense", "router", "shared", "experts", "head"]
 """Parts of a layer; `router` ends before a dispatch, and `experts` run until the combine."""
 
 
-class Section(NamedTuple):
+class LayerSection(NamedTuple):
     """Operators that run one after the other in each of `layers` equal layers."""
 
     layer: str
@@ -43,7 +51,7 @@ def cache_bytes_per_token(shape: ModelShape, split: Split) -> float:
 # -- load of the experts -----------------------------------------------------------------------------
 
 
-class Load(NamedTuple):
+class ExpertLoad(NamedTuple):
     """What reaches the priced rank: rows of its experts, and experts that have any.
 
     `tokens`: of all ranks together. `received`: distinct tokens behind the rows.
@@ -55,7 +63,7 @@ class Load(NamedTuple):
     received: float
 
     @classmethod
-    def of(cls, moe: MoE | None, split: Split, tokens: float, alpha: float = 0.0) -> Load:
+    def of(cls, moe: MoE | None, split: Split, tokens: float, alpha: float = 0.0) -> ExpertLoad:
         """The load of `tokens` tokens of the whole group: the mean rank's.
 
         With `alpha`, exponent of a power law of the experts' loads, the most loaded rank's (eq. Q3).
@@ -121,7 +129,7 @@ def router(moe: MoE, hidden: int, t: float) -> list[Operator]:
     ]
 
 
-def experts(moe: MoE, hidden: int, load: Load, split: Split, decode: bool) -> list[Operator]:
+def experts(moe: MoE, hidden: int, load: ExpertLoad, split: Split, decode: bool) -> list[Operator]:
     """The routed experts of one rank, after its tokens arrived and before they go back.
 
     DeepGEMM's masked kernels (`decode`) take rows where the low-latency dispatch put them; its contiguous
@@ -182,7 +190,7 @@ def norms(hidden: int, t: float, *names: str) -> list[Operator]:
 
 
 def layer_operators(
-    shape: ModelShape, index: int, rows: Rows, split: Split, load: Load
+    shape: ModelShape, index: int, rows: StepRows, split: Split, load: ExpertLoad
 ) -> tuple[tuple[Part, tuple[Operator, ...]], ...]:
     """Operators of one layer in the order in which they run, by part."""
     layer, hidden, t = shape.layers[index], shape.hidden, rows.tokens
@@ -210,7 +218,7 @@ def layer_operators(
     )
 
 
-def head(shape: ModelShape, rows: Rows, split: Split) -> tuple[Operator, ...]:
+def head(shape: ModelShape, rows: StepRows, split: Split) -> tuple[Operator, ...]:
     """Embedding, final norm, logits of the sequences that get a token, and sampling."""
     n, columns = rows.sequences, shape.vocab / split.tp
     size = rows.tokens * shape.hidden * BF16
@@ -227,7 +235,9 @@ def head(shape: ModelShape, rows: Rows, split: Split) -> tuple[Operator, ...]:
     )
 
 
-def step_operators(shape: ModelShape, rows: Rows, split: Split, load: Load) -> tuple[Section, ...]:
+def step_operators(
+    shape: ModelShape, rows: StepRows, split: Split, load: ExpertLoad
+) -> tuple[LayerSection, ...]:
     """Operators of a step on one rank: each kind of layer once with its count, then the head.
 
     Raises InputError for kinds of attention that serving does not know.
@@ -236,15 +246,17 @@ def step_operators(shape: ModelShape, rows: Rows, split: Split, load: Load) -> t
     for index, layer in enumerate(shape.layers):
         kinds.setdefault((layer.attention, layer.feed_forward), []).append(index)
     out = [
-        Section(shape.layer_kinds[same[0]], part, len(same), operators)
+        LayerSection(shape.layer_kinds[same[0]], part, len(same), operators)
         for same in kinds.values()
         for part, operators in layer_operators(shape, same[0], rows, split, load)
         if operators
     ]
-    return (*out, Section("head", "head", 1, head(shape, rows, split)))
+    return (*out, LayerSection("head", "head", 1, head(shape, rows, split)))
 
 
-def draft_operators(shape: ModelShape, rows: Rows, split: Split, load: Load) -> tuple[Section, ...]:
+def draft_operators(
+    shape: ModelShape, rows: StepRows, split: Split, load: ExpertLoad
+) -> tuple[LayerSection, ...]:
     """Operators that draft one token a sequence with a multi-token-prediction layer.
 
     It projects hidden state and embedding, and runs a layer as the last of the model and the shared head.
@@ -257,7 +269,7 @@ def draft_operators(shape: ModelShape, rows: Rows, split: Split, load: Load) -> 
     last = layer_operators(shape, len(shape.layers) - 1, rows, split, load)
     (first, attention), *others = last
     return (
-        Section("draft", first, 1, (*joint, *attention)),
-        *(Section("draft", part, 1, operators) for part, operators in others if operators),
-        Section("draft", "head", 1, head(shape, rows, split)),
+        LayerSection("draft", first, 1, (*joint, *attention)),
+        *(LayerSection("draft", part, 1, operators) for part, operators in others if operators),
+        LayerSection("draft", "head", 1, head(shape, rows, split)),
     )

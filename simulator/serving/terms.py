@@ -16,8 +16,8 @@ from moesim.simulator.serving.attention import attention_operators
 from moesim.simulator.serving.deployment import Deployment
 from moesim.simulator.serving.exchange import Exchange, Fabric, collective, expert_exchange
 from moesim.simulator.serving.operators import (
-    Load,
-    Rows,
+    ExpertLoad,
+    StepRows,
     draft_operators,
     experts,
     head,
@@ -168,7 +168,7 @@ class Terms:
         """
         d, out = self.deployment, []
         fused = self._fuses(tokens)
-        rows, none = Rows(tokens, 0.0, 0.0, 0.0, 0.0, 0.0), Load(0.0, 0.0, 0.0, 0.0)
+        rows, none = StepRows(tokens, 0.0, 0.0, 0.0, 0.0, 0.0), ExpertLoad(0.0, 0.0, 0.0, 0.0)
         for index, times in self._layers:
             for part, ops in layer_operators(d.shape, index, rows, d.split, none):
                 if part == "shared" and captured and self._beside(tokens):
@@ -200,14 +200,14 @@ class Terms:
     def logits(self, sequences: float) -> list[Piece]:
         """Logits of sequences that get a token, gathered from the ranks of TP, and sampling."""
         d = self.deployment
-        out = self._priced(head(d.shape, Rows(0.0, 0.0, 0.0, sequences, 0.0, 0.0), d.split), 1)
+        out = self._priced(head(d.shape, StepRows(0.0, 0.0, 0.0, sequences, 0.0, 0.0), d.split), 1)
         gathered = collective(self._fabric, "all_gather", sequences * d.shape.vocab * ELEMENT, d.pool.tp)
         return [*out, _call(gathered, 1, "logits.")] if d.pool.tp > 1 else out
 
     def decodes(self, rows: float, context: float) -> list[Piece]:
         """Decode attention of `rows` rows over `context` keys in all."""
         per = 1.0 + self.deployment.pool.draft_tokens
-        return self._core(Rows(0.0, rows, 0.0, 0.0, context, 0.0, per)) if rows else []
+        return self._core(StepRows(0.0, rows, 0.0, 0.0, context, 0.0, per)) if rows else []
 
     def prompts(self, batch: Batch) -> list[Piece]:
         """Prefill attention of a batch."""
@@ -219,7 +219,7 @@ class Terms:
 
     def prefills(self, tokens: float, pairs: float) -> list[Piece]:
         """Prefill attention of `tokens` rows that see `pairs` keys in all, without keys formed per head."""
-        rows = Rows(0.0, 0.0, tokens, 0.0, 0.0, pairs, 1.0, 1.0, pairs / tokens + (tokens - 1.0) / 2.0)
+        rows = StepRows(0.0, 0.0, tokens, 0.0, 0.0, pairs, 1.0, 1.0, pairs / tokens + (tokens - 1.0) / 2.0)
         return [piece for piece in self._core(rows) if piece.name not in self._FORMED] if tokens else []
 
     @cached_property
@@ -229,14 +229,14 @@ class Terms:
 
     def keys_formed(self, batch: Batch) -> float:
         """Keys of the prompts of a batch, earlier chunks included."""
-        return max(float(batch.prefill_tokens), Rows.of(batch).cached)
+        return max(float(batch.prefill_tokens), StepRows.of(batch).cached)
 
     def formed(self, keys: float) -> list[Piece]:
         """Keys and values formed per head for prefills of latent attention."""
-        rows = Rows(0.0, 0.0, keys, 0.0, 0.0, keys, 1.0, 1.0, keys)
+        rows = StepRows(0.0, 0.0, keys, 0.0, 0.0, keys, 1.0, 1.0, keys)
         return [piece for piece in self._core(rows) if piece.name in self._FORMED] if keys else []
 
-    def _core(self, rows: Rows) -> list[Piece]:
+    def _core(self, rows: StepRows) -> list[Piece]:
         d, out = self.deployment, []
         for attention, times in self._attentions.items():
             out += self._priced(attention_operators(attention, d.shape.hidden, rows, d.split), times)
@@ -247,7 +247,7 @@ class Terms:
         d, moe = self.deployment, self.deployment.shape.moe
         if moe is None or not tokens:
             return []
-        load = Load.of(moe, d.split, tokens)
+        load = ExpertLoad.of(moe, d.split, tokens)
         more, active = d.fullest(tokens)
         load = load._replace(rows=load.rows * more, active=active)
         return self._priced(experts(moe, d.shape.hidden, load, d.split, not prefill), self._routed)
@@ -255,8 +255,8 @@ class Terms:
     def drafts(self, sequences: float, context: float) -> list[Piece]:
         """Drafting of all tokens of a step, one after the other."""
         d, moe = self.deployment, self.deployment.shape.moe
-        rows = Rows(sequences, sequences, 0.0, sequences, context, 0.0)
-        load = Load.of(moe, d.split, sequences * d.pool.dp)
+        rows = StepRows(sequences, sequences, 0.0, sequences, context, 0.0)
+        load = ExpertLoad.of(moe, d.split, sequences * d.pool.dp)
         times, out = d.pool.draft_tokens, []
         for section in draft_operators(d.shape, rows, d.split, load):
             out += self._priced(section.operators, times * section.layers, "draft.")

@@ -12,9 +12,9 @@ from moesim.simulator.model.operator import Operator
 from moesim.simulator.serving.attention import attention_operators, cache_row_bytes
 from moesim.simulator.serving.linear import product
 from moesim.simulator.serving.operators import (
-    Load,
-    Rows,
+    ExpertLoad,
     Split,
+    StepRows,
     cache_bytes_per_token,
     draft_operators,
     most_loaded,
@@ -26,14 +26,14 @@ from moesim.simulator.serving.scheduler import Batch
 H200 = load_accelerator("h200-sxm")
 
 
-def named(model: str, rows: Rows, split: Split) -> dict[str, Operator]:
+def named(model: str, rows: StepRows, split: Split) -> dict[str, Operator]:
     """The attention of a model's last layer by operator."""
     shape = load_model(model)
     return {op.name: op for op in attention_operators(shape.layers[-1].attention, shape.hidden, rows, split)}
 
 
 def test_latent_attention_decodes_absorbed_and_prefills_per_head() -> None:
-    ops = named("deepseek-v3", Rows.of(Batch(4, 4000, 1, 100, 5050)), Split(tp=2))
+    ops = named("deepseek-v3", StepRows.of(Batch(4, 4000, 1, 100, 5050)), Split(tp=2))
     decode, prefill = ops["decode"], ops["prefill"]
     assert decode.flop == pytest.approx(2 * 64 * 4000 * (576 + 512))
     assert decode.bytes_read == pytest.approx(4000 * 576 * 2 + 4 * 64 * 576 * 2)
@@ -43,21 +43,21 @@ def test_latent_attention_decodes_absorbed_and_prefills_per_head() -> None:
 
 
 def test_a_window_and_a_choice_limit_the_keys() -> None:
-    decodes = Rows.of(Batch(2, 20_000, 0, 0, 0))
+    decodes = StepRows.of(Batch(2, 20_000, 0, 0, 0))
     assert decodes.decode_keys() == 20_000 and decodes.decode_keys(128) == 256
     assert named("deepseek-v3.2", decodes, Split())["decode"].flop == pytest.approx(2 * 128 * 4096 * 1088)
-    prompt = Rows.of(Batch(0, 0, 1, 100, 100 * 1000 + 5050))  # 100 tokens behind 1,000
+    prompt = StepRows.of(Batch(0, 0, 1, 100, 100 * 1000 + 5050))  # 100 tokens behind 1,000
     assert prompt.keys_formed == pytest.approx(1100)
     assert prompt.prefill_keys(50) == pytest.approx(100 * 50)
     assert prompt.prefill_keys() == pytest.approx(prompt.pairs, rel=1e-3)
 
 
 def test_short_prompts_of_sparse_attention_run_dense_and_shared_choices_have_no_indexer() -> None:
-    short = named("deepseek-v3.2", Rows.of(Batch(0, 0, 1, 1024, 1024 * 1025 // 2)), Split())
+    short = named("deepseek-v3.2", StepRows.of(Batch(0, 0, 1, 1024, 1024 * 1025 // 2)), Split())
     assert "kv_up" in short and "indexer.scores" not in short
-    long = named("deepseek-v3.2", Rows.of(Batch(0, 0, 1, 4096, 4096 * 4097 // 2)), Split())
+    long = named("deepseek-v3.2", StepRows.of(Batch(0, 0, 1, 4096, 4096 * 4097 // 2)), Split())
     assert "q_absorb" in long and long["indexer.scores"].flop == pytest.approx(64 * 128 * 4096**2, rel=1e-3)
-    assert "indexer.scores" not in named("glm-5.2", Rows.of(Batch(4, 40_000, 0, 0, 0)), Split())
+    assert "indexer.scores" not in named("glm-5.2", StepRows.of(Batch(4, 40_000, 0, 0, 0)), Split())
 
 
 def test_cache_rows_hold_latents_on_every_rank_and_heads_on_one() -> None:
@@ -71,8 +71,8 @@ def test_cache_rows_hold_latents_on_every_rank_and_heads_on_one() -> None:
 
 def test_a_step_has_each_kind_of_layer_once_and_drafts_one_more() -> None:
     shape, split = load_model("deepseek-v3"), Split(ep=32, weights="fp8", experts="fp8", kernels="deepgemm")
-    rows = Rows.of(Batch(8, 8000, 0, 0, 0))
-    load = Load.of(shape.moe, split, 8.0 * 32)
+    rows = StepRows.of(Batch(8, 8000, 0, 0, 0))
+    load = ExpertLoad.of(shape.moe, split, 8.0 * 32)
     sections = step_operators(shape, rows, split, load)
     assert [(s.layer, s.part, s.layers) for s in sections if s.part == "attention"] == [
         ("dense", "attention", 3), ("moe", "attention", 58),
@@ -88,7 +88,7 @@ def test_the_most_loaded_rank_of_a_power_law_has_more_rows_on_fewer_experts() ->
     assert rows > 1.5 * 4096 * 8 / 32 and 1 <= active <= 8
     assert most_loaded(256, 8, 1, 4096.0, 1.2)[0] == pytest.approx(4096 * 8, rel=0.02)
     moe = load_model("deepseek-v3").moe
-    even = Load.of(moe, Split(ep=32), 4096.0)
+    even = ExpertLoad.of(moe, Split(ep=32), 4096.0)
     assert even.rows == 1024 and even.active == pytest.approx(8.0, rel=1e-3)
 
 
