@@ -51,6 +51,17 @@ class Pool:
     ranks: int = 1
 
 
+class Chunk(NamedTuple):
+    """Tokens of a request's prompt that one step of a rank computed, from its begin to its end."""
+
+    request: int
+    prompts_only: bool
+    rank: int
+    begin_ns: int
+    end_ns: int
+    tokens: int
+
+
 @dataclass
 class PoolLog:
     """What a pool did: steps and busy time of all its replicas, and sums over their ranks."""
@@ -253,6 +264,7 @@ class _Replica:
             log.busy_ns += int(env.now) - start
             for place, rank in enumerate(ranks, self._first):
                 if rank.planned:
+                    self._events.chunks(self._pool, place, start, rank)
                     done = rank.advance(steps)
                     self._tell(place - self._first)
                     if done.first or done.last:
@@ -273,8 +285,10 @@ class _Events:
         transfer_ns: Callable[[int], int],
         route: Router,
         front_ns: Callable[[int], int] | None = None,
+        watch: Callable[[Chunk], None] | None = None,
     ) -> None:
         self.env = simpy.Environment()
+        self._watch = watch
         self._front_ns, self._front_free = front_ns, 0
         no, first, last, moved, rank, other = np.full((6, len(requests)), -1, dtype=np.int64)
         self.served = Served(requests, requests.arrival_ns.copy(), no, first, last, moved, rank, other)
@@ -314,6 +328,12 @@ class _Events:
         """The first step that works on a request begins."""
         if self.served.scheduled_ns[request] < 0:
             self.served.scheduled_ns[request] = now
+
+    def chunks(self, pool: Pool, rank: int, start: int, scheduler: Scheduler) -> None:
+        """Tell who watches which prompts a step of a rank worked on."""
+        if self._watch is not None:
+            for request, tokens in scheduler.chunks:
+                self._watch(Chunk(request, pool is self._prefill, rank, start, int(self.env.now), tokens))
 
     def done(self, pool: Pool, rank: int, done: Done) -> None:
         """Steps of a rank are over."""
@@ -403,6 +423,7 @@ def serve_requests(
     concurrency: int | None = None,
     front_ns: Callable[[int], int] | None = None,
     workers: int = 1,
+    watch: Callable[[Chunk], None] | None = None,
 ) -> Served:
     """Serve a load until its last token.
 
@@ -412,13 +433,15 @@ def serve_requests(
     counted; it doubles above `most_samples`. `concurrency`: arrival times do not count, so many requests are
     under way at a time. `front_ns(n)`: what the tokeniser takes for n tokens, one prompt after another.
     `workers`: processes, where replicas have nothing in common (`round_robin`, no pool for prompts, no
-    tokeniser, an open loop); the result is the same. Raises InfeasibleError for requests that do
-    not fit into the cache.
+    tokeniser, an open loop); the result is the same. `watch`: is told every chunk of a prompt (one process).
+    Raises InfeasibleError for requests that do not fit into the cache.
     """
-    apart = route == ROUND_ROBIN and prefill is None and concurrency is None and front_ns is None
+    apart = route == ROUND_ROBIN and prefill is concurrency is front_ns is watch is None
     if workers > 1 and apart and len(requests) >= decode.replicas * decode.ranks > decode.ranks:
         return _served_apart(requests, decode, sample_ns, most_samples, workers)
-    events = _Events(requests, decode, prefill, transfer_ns or (lambda tokens: 0), router(route), front_ns)
+    events = _Events(
+        requests, decode, prefill, transfer_ns or (lambda tokens: 0), router(route), front_ns, watch
+    )
     events.env.process(events.open_loop() if concurrency is None else events.closed_loop(concurrency))
     if sample_ns:
         events.env.process(events.sample(sample_ns, most_samples))

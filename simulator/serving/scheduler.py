@@ -148,6 +148,11 @@ class Scheduler:
         return len(self._decoding) + len(self._prefills)
 
     @property
+    def chunks(self) -> list[tuple[int, int]]:
+        """Requests and tokens of the prompts that the planned step works on."""
+        return [(prefill.request, count) for prefill, count in self._chunks]
+
+    @property
     def queued(self) -> int:
         """Requests that wait."""
         return len(self.waiting) + len(self._incoming)

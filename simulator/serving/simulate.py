@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import ceil
 
 import numpy as np
@@ -19,7 +19,7 @@ from moesim.simulator.scenario.serving import Serving, ServingLimits
 from moesim.simulator.serving.deployment import Deployment, deployments
 from moesim.simulator.serving.exchange import Fabric, cache_transfer
 from moesim.simulator.serving.operators import cache_bytes_per_token
-from moesim.simulator.serving.replicas import Pool, Served, StepTimes, serve_requests
+from moesim.simulator.serving.replicas import Chunk, Pace, Pool, Served, StepTimes, serve_requests
 from moesim.simulator.serving.requests import NS_PER_S, Requests, load_requests
 from moesim.simulator.serving.results import (
     Goodput,
@@ -29,6 +29,7 @@ from moesim.simulator.serving.results import (
     ServingResult,
     latency,
 )
+from moesim.simulator.serving.scheduler import Batch
 from moesim.simulator.serving.step import StepModel
 from moesim.version import __version__
 
@@ -60,8 +61,8 @@ class Service:
         load = self.serving.load
         return load.concurrency if load.arrivals == "concurrency" else None
 
-    def run(self, requests: Requests | None = None) -> Served:
-        """Serve the load, or another one."""
+    def run(self, requests: Requests | None = None, watch: Callable[[Chunk], None] | None = None) -> Served:
+        """Serve the load, or another one; `watch` is told every chunk of a prompt."""
         load = self.requests if requests is None else requests
         span = int(load.arrival_ns[-1])
         return serve_requests(
@@ -75,6 +76,7 @@ class Service:
             concurrency=self.concurrency if requests is None else None,
             front_ns=self._front_ns if self.serving.load.tokeniser_s_per_token else None,
             workers=default_workers() if len(load) >= MANY else 1,
+            watch=watch,
         )
 
     def _front_ns(self, tokens: int) -> int:
@@ -157,6 +159,34 @@ def serve(
     """
     service = prepare(load_scenario(scenario, overrides), requests, times)
     return result_of(service, service.run())
+
+
+class Stretched:
+    """Step times at an end of the step model's 80 % interval, all steps of a run alike."""
+
+    def __init__(self, deployment: Deployment, high: bool) -> None:
+        """`high`: the slow end."""
+        self._model, self._high = StepModel(deployment), high
+        self._ratios: dict[tuple[bool, int], float] = {}
+
+    def pace(self, now_ns: int, ranks: Sequence[Batch]) -> Pace:
+        """The model's pace, times the ratio of a batch of about that size."""
+        pace, most = self._model.pace(now_ns, ranks), max(rank.decodes for rank in ranks)
+        key = any(rank.prefill_tokens for rank in ranks), most.bit_length()
+        if (ratio := self._ratios.get(key)) is None:
+            cost = self._model.cost(ranks)
+            ratio = self._ratios[key] = (cost.high if self._high else cost.low) / cost.seconds
+        return Pace(pace.first_ns * ratio, pace.growth_ns * ratio, pace.steps)
+
+
+def serve_ends(scenario: AnyScenario, *overrides: str) -> tuple[ServingResult, ServingResult]:
+    """Serve a load with all steps at the fast, and at the slow end of their 80 % interval.
+
+    Raises as `serve` does.
+    """
+    loaded = load_scenario(scenario, overrides)
+    fast, slow = (serve(loaded, times=partial(Stretched, high=high)) for high in (False, True))
+    return fast, slow
 
 
 # -- the result --------------------------------------------------------------------------------------

@@ -43,13 +43,37 @@ def simulate(
     overrides: Overrides = None,
     as_json: AsJson = False,
     seed: Seed = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a Perfetto trace of the requests' lives.")
+    ] = None,
+    step_trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a Perfetto trace of one decode step.")
+    ] = None,
 ) -> None:
     """Serve the load of a scenario request by request."""
-    from moesim.simulator.serving.simulate import serve
+    from moesim.simulator.predict.trace import trace_path
+    from moesim.simulator.scenario import load_scenario
+    from moesim.simulator.serving import trace as traces
+    from moesim.simulator.serving.replicas import Chunk
+    from moesim.simulator.serving.simulate import prepare, result_of
 
+    for path in (trace, step_trace):
+        if path is not None:
+            trace_path(path)
     extra = [] if seed is None else [f"seed={seed}"]
+    chunks: list[Chunk] = []
     with working(f"serving {scenario}"):
-        result = serve(scenario, *(overrides or []), *extra)
+        service = prepare(load_scenario(scenario, (*(overrides or []), *extra)))
+        if trace is not None:
+            traces.check_traced(len(service.requests))
+        served = service.run(watch=None if trace is None else chunks.append)
+        result = result_of(service, served)
+    if trace is not None:
+        traces.write_request_trace(trace, service, served, chunks)
+        say_written(str(trace), "open it in ui.perfetto.dev")
+    if step_trace is not None:
+        step = traces.write_step_trace(step_trace, service, served)
+        say_written(str(step_trace), step.words)
     print_raw(result.model_dump_json(indent=2)) if as_json else print_text(str(result))
     check_served(result)
 

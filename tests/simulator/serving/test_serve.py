@@ -19,7 +19,7 @@ from moesim.simulator.serving.replicas import Pace, StepTimes
 from moesim.simulator.serving.requests import requests_of
 from moesim.simulator.serving.results import ServingResult
 from moesim.simulator.serving.scheduler import Batch
-from moesim.simulator.serving.simulate import serve
+from moesim.simulator.serving.simulate import serve, serve_ends
 
 MODEL = {"model": "qwen3-30b-a3b", "cluster": {"accelerator": "h100-sxm", "nodes": 1}}
 
@@ -203,3 +203,12 @@ def test_a_queue_before_the_pool_that_decodes_is_seen() -> None:
     result = served(load=load, prefill={"max_num_seqs": 64})
     assert result.queue_s.p99 < 0.1 < result.end_to_end_s.p50 and not result.drains
     assert result.highest_stable_per_s == pytest.approx(4 / 0.11, rel=0.03)
+
+
+def test_slow_steps_enclose_the_result_with_fast_ones() -> None:
+    own = scenario(tp=2)
+    middle, (fast, slow) = serve(own), serve_ends(own)
+    for low, now, high in zip(fast.rows(), [middle.rows()[0]], slow.rows(), strict=True):
+        for name in ("tpot_request_s_p50", "ttft_s_p50", "end_to_end_s_p90"):
+            assert low[name] < now[name] < high[name]  # type: ignore[operator]
+    assert fast.output_tokens == slow.output_tokens
