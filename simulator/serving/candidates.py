@@ -38,6 +38,8 @@ MOST_A_REPLICA = 64
 FORMATS = ("weights", "experts", "cache")
 KEYS = (*(key for key in ServingPool.model_fields if key != "replicas"), *FORMATS)
 """Keys of `serving` that a search may vary."""
+COUNTS = ("tp", "dp", "pp", "ep", "max_num_seqs", "max_num_batched_tokens")
+"""Those that are whole numbers above zero."""
 SEQUENCES = (8, 16, 32, 64, 128, 256, 512)
 BUDGETS = (2048, 8192)
 
@@ -56,6 +58,10 @@ def space_of(vary: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
                 f"serve plan cannot vary {name!r}{nearest(key, list(KEYS))}; it varies {', '.join(KEYS)}"
             )
         listed = parse_values(values, name) if isinstance(values, str) else tuple(values)
+        if key in COUNTS and (bad := [n for n in listed if type(n) is not int or n < 1]):
+            raise InputError(
+                f"serve plan: {name}={bad[0]!r} is no whole number above 0; give such as {name}=1,2,4"
+            )
         if not listed:
             raise InputError(f"serve plan: {name} has no values; give one or more")
         space[key] = listed

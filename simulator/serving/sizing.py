@@ -199,7 +199,9 @@ class _Search:
             )
             if not considered:
                 reasons = "; ".join(f"{n:,} times: {why}" for why, n in refused.most_common(5))
-                raise InfeasibleError(f"no replica can be: {reasons}")
+                raise InfeasibleError(
+                    f"no replica can be: {reasons}; raise --max-gpus, widen the degrees, or vary the formats"
+                )
             if not options:
                 raise InfeasibleError(self._nearest(by_place))
             chosen = self._chosen(options)
@@ -221,7 +223,8 @@ class _Search:
         found = kinds(machine, self.space, self.most(place))
         if not found:
             raise InputError(
-                f"serve plan: no degrees of the space fit {self.most(place)} GPUs of {place.machine.name}"
+                f"serve plan: no degrees of the space fit {self.most(place)} GPUs of {place.machine.name}; "
+                "ep divides tp x dp, and tp x dp x pp GPUs are a replica"
             )
         sequences = tuple(sorted(self.space.get("max_num_seqs", SEQUENCES)))
         budgets = tuple(sorted(self.space.get("max_num_batched_tokens", BUDGETS)))

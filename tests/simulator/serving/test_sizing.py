@@ -103,6 +103,8 @@ def test_bad_questions() -> None:
         serve_plan(_scenario(load={"arrivals": "concurrency", "concurrency": 4}))
     with pytest.raises(InputError, match="cannot vary"):
         space_of({"replicas": "1,2"})
+    with pytest.raises(InputError, match="no whole number"):
+        space_of({"tp": "x"})
     with pytest.raises(InputError, match="h100-sxm"):
         machines(_scenario(), ("h100-smx",), None)
     assert machines(_scenario(), ("h200",), 8)[0].machine.accelerator.name == "h200-sxm"
