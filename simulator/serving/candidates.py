@@ -124,7 +124,7 @@ def _checked(serving: Serving, changes: Mapping[str, Any]) -> Serving:
 
 
 @dataclass(frozen=True)
-class Job:
+class PricingJob:
     """Kinds of one machine to price: a chunk of work of one process."""
 
     kinds: tuple[Deployment, ...]
@@ -135,16 +135,16 @@ class Job:
 
 
 @dataclass
-class Priced:
+class PricedKinds:
     """Candidates of a job, by role, and why others are none."""
 
     by_role: dict[str, list[Candidate]] = field(default_factory=dict)
     refused: Counter[str] = field(default_factory=Counter)
 
 
-def price(job: Job) -> Priced:
+def price(job: PricingJob) -> PricedKinds:
     """Candidates with their step tables, for every kind, role and limit of the scheduler."""
-    out = Priced()
+    out = PricedKinds()
     for kind, role in product(job.kinds, job.roles):
         budgets = job.budgets[:1] if role == "decode" else job.budgets
         sequences = job.sequences[-1:] if role == "prefill" else job.sequences

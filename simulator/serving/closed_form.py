@@ -50,6 +50,8 @@ class LoadMoments:
     context: float
     pairs: float
     spread: float
+    uneven: float
+    """Mean of the output tokens times the mean of their inverse: 1 where all are equal."""
     longest: int
 
 
@@ -73,6 +75,7 @@ def moments(requests: Requests, rate_per_s: float | None, prefix_caching: bool) 
         context=float((outputs * (inputs + outputs / 2)).sum() / outputs.sum()),
         pairs=float((fresh * (inputs - fresh / 2)).sum() / fresh.sum()),
         spread=float(fresh.var() / fresh.mean() ** 2),
+        uneven=float(outputs.mean() * (1.0 / outputs).mean()),
         longest=int((requests.input_tokens + requests.output_tokens).max()),
     )
 
@@ -197,7 +200,7 @@ WHY = ("", "memory", "max_num_seqs", "prompts", "TPOT", "TTFT")
 
 
 class DecodingPool:
-    """Replicas that decode, and work on prompts beside it unless another pool does."""
+    """Replicas that decode, and work on prompts beside it unless another pool does (eq. Q12)."""
 
     def __init__(
         self, candidates: Sequence[Candidate], load: LoadMoments, limits: ServingLimits, level: Level = 0
@@ -264,7 +267,8 @@ class DecodingPool:
         crowd = np.minimum(b + self._z * np.sqrt(2 * b / (3 * servers)), self.most)
         crowd = _read(self.b, self.token, crowd) - token
         met = np.maximum(want * self.ranks * load.outputs * token, 1e-9)  # prompts beside it in its life
-        tpot = token + np.copysign(np.hypot(crowd, self._z * extra / np.sqrt(met)), self._z)
+        varied = (1 + load.spread) * load.uneven / met
+        tpot = token + np.copysign(np.hypot(crowd, self._z * extra * np.sqrt(varied)), self._z)
         own = np.maximum(load.fresh / self._chunk[:, 0], 1.0) * step
         whole = load.fresh / self._budget[:, 0] * full_step
         prompts = np.where(self._prompts, _wait(busy, servers, whole, load.spread), 0.0)
@@ -382,7 +386,7 @@ def _read(at: FloatArray, values: FloatArray, where: FloatArray) -> FloatArray:
 
 
 def _wait(busy: FloatArray, servers: FloatArray, service: FloatArray, spread: float) -> FloatArray:
-    """Mean wait of an M/G/c queue; `spread`: squared variation of the service."""
+    """Mean wait of an M/G/c queue (eq. Q13); `spread`: squared variation of the service."""
     busy = np.clip(busy, 0.0, BUSIEST)
     queue = busy ** (np.sqrt(2 * (servers + 1)) - 1) / (servers * (1 - busy))
     wait: FloatArray = (1 + spread) / 2 * service * queue

@@ -38,7 +38,7 @@ VARIABLES = {
 
 
 @dataclass(frozen=True)
-class Launch:
+class EngineLaunch:
     """One pool's command: `words` with variables as $NAME, and the content of its options file."""
 
     role: str
@@ -65,7 +65,7 @@ class EngineFlags:
     """The launches of a plan, one a pool, and how they are joined."""
 
     engine: str
-    launches: tuple[Launch, ...]
+    launches: tuple[EngineLaunch, ...]
     router: str
 
     def texts(self) -> dict[str, str]:
@@ -151,7 +151,7 @@ def serving_flags(scenario: Scenario) -> EngineFlags:
     return EngineFlags(f"{rules['title']} ({serving.engine})", launches, router.format(**replicas))
 
 
-def _launch(one: Deployment, rules: Mapping[str, Any]) -> Launch:
+def _launch(one: Deployment, rules: Mapping[str, Any]) -> EngineLaunch:
     known = facts(one)
     reasons = [row["because"] for row in rules["refused"] if _applies(row, known)]
     if reasons:
@@ -168,7 +168,7 @@ def _launch(one: Deployment, rules: Mapping[str, Any]) -> Launch:
         if options is not None and _applies(row, known):
             _put(options, row["flag"].split("."), _value(row["value"], known))
     notes = tuple(row["text"].format(**known) for row in rules["notes"] if _applies(row, known))
-    return Launch(one.role, one.pool.replicas, tuple(words), options, notes)
+    return EngineLaunch(one.role, one.pool.replicas, tuple(words), options, notes)
 
 
 def _applies(row: Mapping[str, Any], known: Mapping[str, Any]) -> bool:

@@ -23,7 +23,7 @@ MOST_TRIES = 8
 
 
 @dataclass(frozen=True)
-class Family:
+class ServedFamily:
     """A plan to serve with more or fewer replicas; `counts`: of the decoding pool, then of prompts."""
 
     scenario: Scenario
@@ -58,7 +58,7 @@ class Tried:
 
 def family_of(
     scenario: Scenario, option: Option, varied: Sequence[str], load: LoadMoments, most: int
-) -> Family:
+) -> ServedFamily:
     """A plan of the closed form to serve, with as many requests as make a steady state."""
     serving = option.decode.deployment.serving
     pool = option.decode.deployment.pool
@@ -82,10 +82,10 @@ def family_of(
         }
     counts = (option.replicas, *((option.prefill_replicas,) if option.prefill else ()))
     gpus = (option.decode.gpus, *((option.prefill.gpus,) if option.prefill else ()))
-    return Family(scenario, changes, prompts, counts, gpus, most)
+    return ServedFamily(scenario, changes, prompts, counts, gpus, most)
 
 
-def _served(family: Family, counts: tuple[int, ...]) -> Tried:
+def _served(family: ServedFamily, counts: tuple[int, ...]) -> Tried:
     """Serve the load with these numbers of replicas."""
     service = prepare(family.scenario.replace(**family.changed(counts)))
     served, limits = service.run(), service.serving.limits
@@ -111,7 +111,7 @@ def _served(family: Family, counts: tuple[int, ...]) -> Tried:
     )
 
 
-def settle(family: Family) -> list[Tried]:
+def settle(family: ServedFamily) -> list[Tried]:
     """All that was tried: more replicas until the limits are met, then fewer while they are."""
     tried: list[Tried] = [_served(family, family.counts)]
 

@@ -32,7 +32,7 @@ def pool_text(pool: ServingPool, replicas: int) -> str:
     return ", ".join([f"{replicas} x {' '.join(degrees) or '1 GPU'}", f"{pool.max_num_seqs} seqs", *more])
 
 
-class Range(Frozen):
+class FigureRange(Frozen):
     """A figure with the best and worst end of its 80 % interval."""
 
     value: float
@@ -59,8 +59,8 @@ class SizedRow(Frozen):
     usd_per_hour: float | None
     usd_per_million_tokens: float | None
     """Price of all GPUs over input and output tokens together."""
-    ttft_s: Range
-    tpot_s: Range
+    ttft_s: FigureRange
+    tpot_s: FigureRange
     output_tokens_per_s_per_gpu: float
     tokens_per_s_per_user: float
     share_in_limits: float | None
@@ -200,7 +200,7 @@ def plan_cells(row: SizedRow) -> tuple[str, ...]:
     )
 
 
-def _times(time: Range) -> str:
+def _times(time: FigureRange) -> str:
     digits = 0 if time.value >= 0.1 else 1
     high = "overload" if time.high is None else f"{1e3 * time.high:,.{digits}f}"
     return f"{1e3 * time.value:,.{digits}f} ({1e3 * time.low:,.{digits}f} to {high})"

@@ -25,9 +25,9 @@ from moesim.simulator.serving.candidates import (
     BUDGETS,
     FORMATS,
     SEQUENCES,
-    Job,
     Option,
-    Priced,
+    PricedKinds,
+    PricingJob,
     frontier,
     kinds,
     options_of,
@@ -37,8 +37,16 @@ from moesim.simulator.serving.candidates import (
 from moesim.simulator.serving.closed_form import Candidate, DecodingPool, PromptPool, fewest, moments
 from moesim.simulator.serving.deployment import Deployment
 from moesim.simulator.serving.requests import load_requests
-from moesim.simulator.serving.settling import Family, Tried, family_of, settle
-from moesim.simulator.serving.sized import MODES, Range, ServingPlan, SizedRow, front, limits_text, pool_text
+from moesim.simulator.serving.settling import ServedFamily, Tried, family_of, settle
+from moesim.simulator.serving.sized import (
+    MODES,
+    FigureRange,
+    ServingPlan,
+    SizedRow,
+    front,
+    limits_text,
+    pool_text,
+)
 
 OBJECTIVES = ("cost", "gpus")
 MOST_GPUS = 1024
@@ -178,7 +186,7 @@ class _Search:
         with engine_processes(workers) as pool:
             jobs = [(n, job) for n in range(len(self.places)) for job in self._jobs(n)]
             progress(f"pricing {sum(len(job.kinds) for _, job in jobs)} kinds of replica")
-            priced: list[Priced | None] = [None] * len(jobs)
+            priced: list[PricedKinds | None] = [None] * len(jobs)
             for at, made in outcomes(pool, price, [job for _, job in jobs]):
                 priced[at] = made
             by_place: list[dict[str, list[Candidate]]] = [{} for _ in self.places]
@@ -215,7 +223,7 @@ class _Search:
                 progress(f"served {done + 1} of {len(families)} plans request by request")
         return self._result(by_place, options, considered, refused, chosen, families, tried)
 
-    def _jobs(self, n: int) -> list[Job]:
+    def _jobs(self, n: int) -> list[PricingJob]:
         place = self.places[n]
         assert place.serving is not None, "checked"
         serving = place.serving.model_copy(update={"prefill": None})
@@ -230,7 +238,7 @@ class _Search:
         budgets = tuple(sorted(self.space.get("max_num_batched_tokens", BUDGETS)))
         size = max(1, min(4, len(found) // 8))
         return [
-            Job(tuple(found[at : at + size]), self.load, self.roles, sequences, budgets)
+            PricingJob(tuple(found[at : at + size]), self.load, self.roles, sequences, budgets)
             for at in range(0, len(found), size)
         ]
 
@@ -319,7 +327,7 @@ class _Search:
         low, high = (time / times[0] if 0 < times[0] < inf else 1.0 for time in times[1:])
         return low, high, (counts[1], counts[2])
 
-    def _row(self, option: Option, family: Family, tried: list[Tried], final: Tried) -> SizedRow:
+    def _row(self, option: Option, family: ServedFamily, tried: list[Tried], final: Tried) -> SizedRow:
         one, prompts = option.decode, option.prefill
         cluster = option.cluster
         counts = final.counts
@@ -380,7 +388,7 @@ class _Search:
         considered: int,
         refused: Counter[str],
         chosen: list[tuple[int, Option]],
-        families: list[Family],
+        families: list[ServedFamily],
         tried: list[list[Tried]],
     ) -> ServingPlan:
         rows, notes = [], []
@@ -434,8 +442,8 @@ class _Search:
         )
 
 
-def _range_of(value: float, low: float, high: float) -> Range:
-    return Range(value=value, low=value * low, high=value * high if high < inf else None)
+def _range_of(value: float, low: float, high: float) -> FigureRange:
+    return FigureRange(value=value, low=value * low, high=value * high if high < inf else None)
 
 
 def _value(row: SizedRow, paid: bool) -> float:
