@@ -178,7 +178,7 @@ def expert_exchange(
     if low_latency:
         family = f"{operation}-low-latency{'-nodes' if nodes > 1 else ''}"
         sent = _by_law(fabric, family, operation, rows.nvlink_bytes, rows.ib_bytes, busy=True)
-        # Between nodes a call waits for the network too, which holds no SM: its kernels work as inside a node.
+        # Between nodes a call waits for the network too, which holds no SM: its kernels are those of a node.
         return sent._replace(busy_s=laws(fabric.profile)[f"{operation}-low-latency"].call_us * 1e-6)
     gate, links = gate or _gate(moe, ranks), fabric.links(ranks)
     kind = dispatcher(NORMAL)
