@@ -51,7 +51,7 @@ class Pool:
     ranks: int = 1
 
 
-class Chunk(NamedTuple):
+class PromptChunk(NamedTuple):
     """Tokens of a request's prompt that one step of a rank computed, from its begin to its end."""
 
     request: int
@@ -285,7 +285,7 @@ class _Events:
         transfer_ns: Callable[[int], int],
         route: Router,
         front_ns: Callable[[int], int] | None = None,
-        watch: Callable[[Chunk], None] | None = None,
+        watch: Callable[[PromptChunk], None] | None = None,
     ) -> None:
         self.env = simpy.Environment()
         self._watch = watch
@@ -333,7 +333,9 @@ class _Events:
         """Tell who watches which prompts a step of a rank worked on."""
         if self._watch is not None:
             for request, tokens in scheduler.chunks:
-                self._watch(Chunk(request, pool is self._prefill, rank, start, int(self.env.now), tokens))
+                self._watch(
+                    PromptChunk(request, pool is self._prefill, rank, start, int(self.env.now), tokens)
+                )
 
     def done(self, pool: Pool, rank: int, done: Done) -> None:
         """Steps of a rank are over."""
@@ -423,7 +425,7 @@ def serve_requests(
     concurrency: int | None = None,
     front_ns: Callable[[int], int] | None = None,
     workers: int = 1,
-    watch: Callable[[Chunk], None] | None = None,
+    watch: Callable[[PromptChunk], None] | None = None,
 ) -> Served:
     """Serve a load until its last token.
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.files import check_readable
 from moesim.simulator.scenario.serving import ServingLoad
 
 NS_PER_S = 1_000_000_000
@@ -146,6 +147,7 @@ def read_log(path: Path, block_tokens: int = MOONCAKE_BLOCK_TOKENS) -> Requests:
 
     Raises InputError with the line of what cannot be read; times out of order are sorted.
     """
+    check_readable(path)
     try:
         raw = path.read_bytes()
         text = _unpacked(raw).decode("utf-8-sig")

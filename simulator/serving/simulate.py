@@ -19,7 +19,7 @@ from moesim.simulator.scenario.serving import Serving, ServingLimits
 from moesim.simulator.serving.deployment import Deployment, deployments
 from moesim.simulator.serving.exchange import Fabric, cache_transfer
 from moesim.simulator.serving.operators import cache_bytes_per_token
-from moesim.simulator.serving.replicas import Chunk, Pace, Pool, Served, StepTimes, serve_requests
+from moesim.simulator.serving.replicas import Pace, Pool, PromptChunk, Served, StepTimes, serve_requests
 from moesim.simulator.serving.requests import NS_PER_S, Requests, load_requests
 from moesim.simulator.serving.results import (
     Goodput,
@@ -61,7 +61,9 @@ class Service:
         load = self.serving.load
         return load.concurrency if load.arrivals == "concurrency" else None
 
-    def run(self, requests: Requests | None = None, watch: Callable[[Chunk], None] | None = None) -> Served:
+    def run(
+        self, requests: Requests | None = None, watch: Callable[[PromptChunk], None] | None = None
+    ) -> Served:
         """Serve the load, or another one; `watch` is told every chunk of a prompt."""
         load = self.requests if requests is None else requests
         span = int(load.arrival_ns[-1])

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.predict.trace import Event, microseconds, trace_path, write_events
-from moesim.simulator.serving.operators import Load, Rows, layer_operators
-from moesim.simulator.serving.replicas import Chunk, Served
+from moesim.simulator.serving.linear import StepRows
+from moesim.simulator.serving.operators import ExpertLoad, layer_operators
+from moesim.simulator.serving.replicas import PromptChunk, Served
 from moesim.simulator.serving.requests import NS_PER_S
 from moesim.simulator.serving.scheduler import Batch
 from moesim.simulator.serving.simulate import Service
@@ -28,7 +29,7 @@ FIRST = ("embedding",)
 """Operators of a step before its layers; what belongs to no layer else comes after them."""
 
 
-class Phase(NamedTuple):
+class LifePhase(NamedTuple):
     """A part of a request's life, in ns after the first arrival."""
 
     name: str
@@ -36,7 +37,7 @@ class Phase(NamedTuple):
     end_ns: int
 
 
-def phases(served: Served, request: int) -> tuple[Phase, ...]:
+def phases(served: Served, request: int) -> tuple[LifePhase, ...]:
     """The life of a request; a hand-over is there with a pool for prompts only.
 
     Decode of a request that was handed over begins with its wait for a place in the other pool.
@@ -47,10 +48,10 @@ def phases(served: Served, request: int) -> tuple[Phase, ...]:
     )
     moved = max(int(served.transfer_ns[request]), 0)
     all_parts = (
-        Phase("queue", arrival, begun),
-        Phase("prefill", begun, first),
-        Phase("transfer", first, first + moved),
-        Phase("decode", first + moved, last),
+        LifePhase("queue", arrival, begun),
+        LifePhase("prefill", begun, first),
+        LifePhase("transfer", first, first + moved),
+        LifePhase("decode", first + moved, last),
     )
     return tuple(phase for phase in all_parts if phase.end_ns > phase.begin_ns)
 
@@ -99,8 +100,8 @@ THREADS = ("layers", "compute stream", "exchange stream", "host, exposed")
 def layer_names(model: StepModel, index: int, batch: Batch) -> list[str]:
     """Names of the parts of a decode step that a layer has, in the order in which they run."""
     deployment = model.deployment
-    rows = Rows(batch.decodes, batch.decodes, 0.0, 0.0, batch.context, 0.0)
-    load = Load.of(deployment.shape.moe, deployment.split, batch.decodes * deployment.pool.dp)
+    rows = StepRows(batch.decodes, batch.decodes, 0.0, 0.0, batch.context, 0.0)
+    load = ExpertLoad.of(deployment.shape.moe, deployment.split, batch.decodes * deployment.pool.dp)
     parts = layer_operators(deployment.shape, index, rows, deployment.split, load)
     halves = [[op.name for op in ops] for name, ops in parts if name != "attention"]
     names = [op.name for name, ops in parts if name == "attention" for op in ops] + ["all_reduce"]
@@ -170,7 +171,7 @@ def write_step_trace(path: str | Path, service: Service, served: Served) -> Typi
 # -- trace of requests -------------------------------------------------------------------------------
 
 
-def request_events(served: Served, chunks: Iterable[Chunk]) -> Iterator[Event]:
+def request_events(served: Served, chunks: Iterable[PromptChunk]) -> Iterator[Event]:
     """A thread a request with the phases of its life, chunks of its prompt inside, and counts over time."""
     inputs, outputs = served.requests.input_tokens.tolist(), served.requests.output_tokens.tolist()
     titles = [
@@ -191,7 +192,9 @@ def request_events(served: Served, chunks: Iterable[Chunk]) -> Iterator[Event]:
         yield {"ph": "C", "name": "sequences", **place, "args": {"running": running, "waiting": waiting}}
 
 
-def write_request_trace(path: str | Path, service: Service, served: Served, chunks: Sequence[Chunk]) -> None:
+def write_request_trace(
+    path: str | Path, service: Service, served: Served, chunks: Sequence[PromptChunk]
+) -> None:
     """Write the lives of a load's requests; `chunks` are those that `Service.run` told.
 
     Raises InputError for a path that cannot be written, and for more requests than Perfetto shows.

@@ -54,14 +54,14 @@ def simulate(
     from moesim.simulator.predict.trace import trace_path
     from moesim.simulator.scenario import load_scenario
     from moesim.simulator.serving import trace as traces
-    from moesim.simulator.serving.replicas import Chunk
+    from moesim.simulator.serving.replicas import PromptChunk
     from moesim.simulator.serving.simulate import prepare, result_of
 
     for path in (trace, step_trace):
         if path is not None:
             trace_path(path)
     extra = [] if seed is None else [f"seed={seed}"]
-    chunks: list[Chunk] = []
+    chunks: list[PromptChunk] = []
     with working(f"serving {scenario}"):
         service = prepare(load_scenario(scenario, (*(overrides or []), *extra)))
         if trace is not None:

@@ -14,7 +14,7 @@ from moesim.cli.root import main
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.scenario import load_scenario
 from moesim.simulator.serving import trace
-from moesim.simulator.serving.replicas import Chunk
+from moesim.simulator.serving.replicas import PromptChunk
 from moesim.simulator.serving.simulate import Service, prepare
 from moesim.simulator.serving.step import StepModel
 
@@ -82,7 +82,7 @@ def test_a_layer_sends_its_rows_between_router_and_experts() -> None:
 
 
 def test_a_request_is_queued_computed_handed_over_and_decodes() -> None:
-    ready, chunks = service(tp=1, prefill={"replicas": 2, "max_num_batched_tokens": 512}), list[Chunk]()
+    ready, chunks = service(tp=1, prefill={"replicas": 2, "max_num_batched_tokens": 512}), list[PromptChunk]()
     served = ready.run(watch=chunks.append)
     assert served.last_token_ns.tolist() == ready.run().last_token_ns.tolist()  # watching changes nothing
     for request in range(len(served.arrival_ns)):
