@@ -22,7 +22,7 @@ from moesim.simulator.scoring.order import APART, OrderScore
 from moesim.simulator.scoring.serving import (
     METRICS,
     ErrorScore,
-    ScoredRun,
+    ScoredServing,
     ServingBoard,
     board_of,
     score_serving,
@@ -56,7 +56,7 @@ def kept() -> dict[Path, str]:
     return {path: path.read_text("utf-8") for path in (RUNS, FIGURES)}
 
 
-def _table(lines: Sequence[ScoredRun] | Sequence[ScoredFigure]) -> str:
+def _table(lines: Sequence[ScoredServing] | Sequence[ScoredFigure]) -> str:
     """One line each; seven digits of a figure, which is more than its error and the same on every machine."""
     text = io.StringIO()
     writer = csv.DictWriter(text, type(lines[0]).model_fields, lineterminator="\n")
@@ -80,14 +80,14 @@ def _cell(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def read_runs(text: str) -> list[ScoredRun]:
+def read_runs(text: str) -> list[ScoredServing]:
     """The runs of serving.csv."""
     nested = ("measured", "predicted", "steady", "notes")
     lines = []
     for record in csv.DictReader(io.StringIO(text)):
         data: dict[str, object] = {name: value for name, value in record.items() if name not in nested}
         data |= {name: json.loads(record[name]) for name in nested if record[name]}
-        lines.append(ScoredRun.model_validate(data))
+        lines.append(ScoredServing.model_validate(data))
     return lines
 
 
@@ -252,7 +252,7 @@ def misses(board: ServingBoard) -> list[str]:
         (run for run in board.runs if run.known and not run.refused),
         key=lambda run: -abs(run.error("tpot") or 0.0),
     )
-    seen: dict[tuple[str, float], ScoredRun] = {}
+    seen: dict[tuple[str, float], ScoredServing] = {}
     for run in known:
         seen.setdefault((run.title, run.measured.get("tpot", 0.0)), run)
     return [

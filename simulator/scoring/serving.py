@@ -18,10 +18,10 @@ from moesim.hwmodels.frozen import Frozen
 from moesim.simulator.common.processes import worker_pool
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.scoring.order import OrderScore, TimedPlan, order_score
-from moesim.simulator.scoring.serving_rows import Run, ServingRow, recipes, run_of, serving_rows
+from moesim.simulator.scoring.serving_rows import ServedRun, ServingRow, recipes, run_of, serving_rows
 from moesim.simulator.serving.deployment import Deployment
 from moesim.simulator.serving.requests import NS_PER_S, Requests, requests_of
-from moesim.simulator.serving.scheduler import Batch
+from moesim.simulator.serving.scheduler import StepBatch
 from moesim.simulator.serving.simulate import prepare
 from moesim.simulator.serving.step import StepCost, StepModel
 
@@ -39,7 +39,7 @@ class Interval(NamedTuple):
     high: float
 
 
-class ScoredRun(Frozen):
+class ScoredServing(Frozen):
     """A measured run beside its prediction, in seconds; `refused` says why there is none.
 
     `known`: whether it is known that drafts were used or not; only such rows count in the totals.
@@ -96,7 +96,7 @@ class ErrorScore(Frozen):
 class ServingBoard(Frozen):
     """Scored runs, their order, and their errors by set."""
 
-    runs: tuple[ScoredRun, ...]
+    runs: tuple[ScoredServing, ...]
     order: tuple[OrderScore, ...]
     totals: tuple[ErrorScore, ...]
     groups: tuple[ErrorScore, ...]
@@ -105,7 +105,7 @@ class ServingBoard(Frozen):
 # -- a run --------------------------------------------------------------------------------------------
 
 
-def scenario_of(run: Run) -> Scenario:
+def scenario_of(run: ServedRun) -> Scenario:
     """The scenario of a run: a cluster of its accelerator, the pools, and a load of its longest request."""
     load = {
         "arrivals": "concurrency", "concurrency": run.concurrency, "input_tokens": run.lengths[0],
@@ -121,7 +121,7 @@ def scenario_of(run: Run) -> Scenario:
     )
 
 
-def closed_loop(run: Run, seed: int = SEED) -> Requests:
+def closed_loop(run: ServedRun, seed: int = SEED) -> Requests:
     """The requests of a run's benchmark: lengths uniform from a share of the stated ones to these."""
     load = recipes().load
     count = min(load.requests_per_slot * run.concurrency, max(MOST_REQUESTS, 2 * run.concurrency))
@@ -132,7 +132,7 @@ def closed_loop(run: Run, seed: int = SEED) -> Requests:
     return requests_of(np.zeros(count, dtype=np.int64), inputs, outputs)
 
 
-def predict(run: Run, models: dict[str, StepModel]) -> tuple[dict[str, Interval], dict[str, float]]:
+def predict(run: ServedRun, models: dict[str, StepModel]) -> tuple[dict[str, Interval], dict[str, float]]:
     """TTFT and TPOT of a run with their intervals, and those of the closed form.
 
     `models`: step models of the run's deployment by role, filled here. Raises InputError and InfeasibleError
@@ -170,7 +170,9 @@ def _high(cost: StepCost) -> float:
     return cost.high
 
 
-def steady_state(run: Run, models: dict[str, StepModel], of: Callable[[StepCost], float]) -> dict[str, float]:
+def steady_state(
+    run: ServedRun, models: dict[str, StepModel], of: Callable[[StepCost], float]
+) -> dict[str, float]:
     """TTFT and TPOT in seconds of a closed loop in its steady state, where prompts come one at a time.
 
     A sequence waits for its decode steps and, where one pool does both, for the prompts of all others that
@@ -183,7 +185,7 @@ def steady_state(run: Run, models: dict[str, StepModel], of: Callable[[StepCost]
     ranks = one.pool.replicas * one.pool.dp
     batch = max(min(run.concurrency / ranks, one.pool.max_num_seqs), 1.0)
     count = round(batch)
-    work = Batch(count, count * round(tokens + 0.5 * share * run.lengths[1]), 0, 0, 0)
+    work = StepBatch(count, count * round(tokens + 0.5 * share * run.lengths[1]), 0, 0, 0)
     step = of(decode.cost([work] * one.pool.dp))
     prompt = _prompt(prompts, tokens, work if prompts is decode else None, of)
     if prompts is not decode:
@@ -196,15 +198,17 @@ def steady_state(run: Run, models: dict[str, StepModel], of: Callable[[StepCost]
     }
 
 
-def _prompt(model: StepModel, tokens: int, beside: Batch | None, of: Callable[[StepCost], float]) -> float:
+def _prompt(
+    model: StepModel, tokens: int, beside: StepBatch | None, of: Callable[[StepCost], float]
+) -> float:
     """Seconds of the steps of one prompt, on one rank; decodes go on in them where the engine mixes them."""
     policy, dp = model.deployment.policy, model.deployment.pool.dp
     chunk = max(min(tokens, policy.max_num_batched_tokens), 1)
     total, done = 0.0, 0
     while done < tokens:
         count = min(chunk, tokens - done)
-        own = Batch(0, 0, 1, count, count * done + count * (count + 1) // 2)
-        idle = Batch(0, 0, 0, 0, 0)
+        own = StepBatch(0, 0, 1, count, count * done + count * (count + 1) // 2)
+        idle = StepBatch(0, 0, 0, 0, 0)
         if beside is not None and policy.mixed:
             own, idle = own._replace(decodes=beside.decodes, context=beside.context), beside
         total += of(model.cost([own, *[idle] * (dp - 1)]))
@@ -218,8 +222,8 @@ def _prompt(model: StepModel, tokens: int, beside: Batch | None, of: Callable[[S
 def score_serving(rows: Sequence[ServingRow] | None = None, workers: int = 1) -> ServingBoard:
     """Score every run (the shipped ones by default); the result does not depend on `workers`."""
     rows = serving_rows() if rows is None else tuple(rows)
-    plain: dict[int, ScoredRun] = {}
-    grouped: dict[str, list[tuple[int, ServingRow, Run]]] = {}
+    plain: dict[int, ScoredServing] = {}
+    grouped: dict[str, list[tuple[int, ServingRow, ServedRun]]] = {}
     for at, row in enumerate(rows):
         try:
             run = run_of(row, rows)
@@ -234,8 +238,8 @@ def score_serving(rows: Sequence[ServingRow] | None = None, workers: int = 1) ->
 
 
 def _mapped(
-    groups: Sequence[list[tuple[int, ServingRow, Run]]], workers: int
-) -> Iterator[dict[int, ScoredRun]]:
+    groups: Sequence[list[tuple[int, ServingRow, ServedRun]]], workers: int
+) -> Iterator[dict[int, ScoredServing]]:
     if workers == 1:
         yield from map(_score_group, groups)
         return
@@ -243,7 +247,7 @@ def _mapped(
         yield from pool.map(_score_group, groups)
 
 
-def _score_group(group: Sequence[tuple[int, ServingRow, Run]]) -> dict[int, ScoredRun]:
+def _score_group(group: Sequence[tuple[int, ServingRow, ServedRun]]) -> dict[int, ScoredServing]:
     """Runs of one deployment; equal loads are served once."""
     models: dict[str, StepModel] = {}
     known: dict[tuple[Any, ...], tuple[dict[str, Interval], dict[str, float]] | str] = {}
@@ -263,13 +267,13 @@ def _score_group(group: Sequence[tuple[int, ServingRow, Run]]) -> dict[int, Scor
     return scored
 
 
-def _scored(row: ServingRow, run: Run | None, **outcome: Any) -> ScoredRun:
+def _scored(row: ServingRow, run: ServedRun | None, **outcome: Any) -> ScoredServing:
     pools = [row.plan, *([row.prefill] if row.prefill else [])]
     drafts = int(run.setup["draft_tokens"]) if run else 0
     plan = row.plan
     if run is not None:
         plan = plan._replace(**{name: run.setup[name] for name in ("tp", "dp", "ep")})
-    return ScoredRun(
+    return ScoredServing(
         id=row.id, title=row.title, model=run.model if run else row.model, hardware=row.hardware,
         engine=row.engine, release=row.release, precision=row.precision, plan=str(plan),
         prefill=str(row.prefill or ""), gpus=sum(one.replicas * one.tp * one.dp for one in pools),
@@ -280,17 +284,17 @@ def _scored(row: ServingRow, run: Run | None, **outcome: Any) -> ScoredRun:
     )  # fmt: skip
 
 
-def board_of(runs: Sequence[ScoredRun]) -> ServingBoard:
+def board_of(runs: Sequence[ScoredServing]) -> ServingBoard:
     """Order and errors of scored runs."""
     known = [run for run in runs if run.known]
-    sets: dict[str, list[ScoredRun]] = {
+    sets: dict[str, list[ScoredServing]] = {
         "all rows": known,
         "one pool": [run for run in known if not run.prefill],
         "prefill and decode apart": [run for run in known if run.prefill],
         "with drafts": [run for run in known if run.drafts],
         "drafts not stated": [run for run in runs if not run.known],
     }
-    groups: dict[str, list[ScoredRun]] = {}
+    groups: dict[str, list[ScoredServing]] = {}
     for run in known:
         name = f"{run.model} {run.precision}, {run.hardware}, {run.engine}"
         groups.setdefault(name, []).append(run)
@@ -302,7 +306,7 @@ def board_of(runs: Sequence[ScoredRun]) -> ServingBoard:
     )
 
 
-def error_score(name: str, runs: Sequence[ScoredRun]) -> ErrorScore:
+def error_score(name: str, runs: Sequence[ScoredServing]) -> ErrorScore:
     """Errors of TTFT and TPOT over a set of runs."""
     figures: dict[str, dict[str, float]] = {"median": {}, "absolute": {}, "covered": {}, "width": {}}
     for metric in METRICS:
@@ -319,7 +323,7 @@ def error_score(name: str, runs: Sequence[ScoredRun]) -> ErrorScore:
     return ErrorScore(name=name, rows=len(runs), refused=sum(bool(run.refused) for run in runs), **figures)
 
 
-def _order(runs: Iterable[ScoredRun]) -> Iterator[OrderScore]:
+def _order(runs: Iterable[ScoredServing]) -> Iterator[OrderScore]:
     """Order of plans for one model, machine and lengths: by TPOT, and by GPU seconds of a token."""
     known = [run for run in runs if len(run.predicted) == len(run.measured) == len(METRICS)]
     for name, of, loads in (
@@ -333,7 +337,7 @@ def _order(runs: Iterable[ScoredRun]) -> Iterator[OrderScore]:
             yield score
 
 
-def _timed(run: ScoredRun, of: Callable[[ScoredRun, float, float], float], loads: bool) -> TimedPlan:
+def _timed(run: ScoredServing, of: Callable[[ScoredServing, float, float], float], loads: bool) -> TimedPlan:
     family = run.model, run.hardware, f"{run.isl}/{run.osl}", *([f"x {run.concurrency}"] if loads else [])
     plan = run.engine, run.precision, run.plan, run.prefill, run.drafts, run.concurrency
     predicted = {name: found.seconds for name, found in run.predicted.items()}
@@ -341,10 +345,10 @@ def _timed(run: ScoredRun, of: Callable[[ScoredRun, float, float], float], loads
     return TimedPlan(run.id, family, plan, measured_s, predicted_s)
 
 
-def _tpot(run: ScoredRun, ttft: float, tpot: float) -> float:
+def _tpot(run: ScoredServing, ttft: float, tpot: float) -> float:
     return tpot
 
 
-def _gpu_seconds(run: ScoredRun, ttft: float, tpot: float) -> float:
+def _gpu_seconds(run: ScoredServing, ttft: float, tpot: float) -> float:
     """GPU seconds of an output token in a loop that is always full."""
     return run.gpus * (ttft / run.osl + tpot) / run.concurrency

@@ -19,9 +19,9 @@ from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.scenario import load_scenario
 from moesim.simulator.scoring import published_text
 from moesim.simulator.serving.deployment import Deployment, Spreads, deployments
-from moesim.simulator.serving.replicas import Pace, Served, StepTimes
+from moesim.simulator.serving.replicas import PaceModel, Served, StepPace
 from moesim.simulator.serving.requests import NS_PER_S, Requests, requests_of
-from moesim.simulator.serving.scheduler import Batch
+from moesim.simulator.serving.scheduler import StepBatch
 from moesim.simulator.serving.simulate import prepare
 from moesim.simulator.serving.step import StepModel
 
@@ -68,16 +68,16 @@ class Step(Frozen):
     context: int = 0
 
     @property
-    def batch(self) -> Batch:
+    def batch(self) -> StepBatch:
         """As the step model takes it."""
         if not self.tokens:
-            return Batch(self.sequences, self.sequences * self.context, 0, 0, 0)
+            return StepBatch(self.sequences, self.sequences * self.context, 0, 0, 0)
         new = self.prompt - self.cached
         prompts = max(round(self.tokens / new), 1)
-        return Batch(0, 0, prompts, self.tokens, round(self.tokens * (self.cached + (new + 1) / 2)))
+        return StepBatch(0, 0, prompts, self.tokens, round(self.tokens * (self.cached + (new + 1) / 2)))
 
 
-class Figure(Frozen):
+class ServedFigure(Frozen):
     """A published throughput and the step that is predicted for it; `balanced`: experts get equal rows."""
 
     name: str
@@ -93,16 +93,16 @@ class Figure(Frozen):
     balanced: bool = False
 
 
-class Figures(Frozen):
+class ServedFigures(Frozen):
     """The shipped figures, and the keys of `serving` that several of them share, by name."""
 
     setups: dict[str, dict[str, Any]]
-    figures: tuple[Figure, ...]
+    figures: tuple[ServedFigure, ...]
 
 
-def figures() -> tuple[Figure, ...]:
+def figures() -> tuple[ServedFigure, ...]:
     """The shipped figures; raises InputError for a malformed file."""
-    found = validate_model(Figures, parse_mapping(published_text(FIGURES), FIGURES), FIGURES)
+    found = validate_model(ServedFigures, parse_mapping(published_text(FIGURES), FIGURES), FIGURES)
     return tuple(
         one.model_copy(update={"serving": {**found.setups.get(one.setup, {}), **one.serving}})
         for one in found.figures
@@ -155,7 +155,7 @@ def overlap_gains() -> dict[int, float]:
         for overlap in (False, True):
             serving = {**decode.serving, "two_batch_overlap": overlap}
             deployment = deployment_of(decode.model, decode.cluster, serving)
-            batch = Batch(tokens, tokens * decode.batch.context, 0, 0, 0)
+            batch = StepBatch(tokens, tokens * decode.batch.context, 0, 0, 0)
             seconds.append(StepModel(deployment).cost([batch] * deployment.pool.dp).seconds)
         found[tokens] = seconds[0] / seconds[1]
     return found
@@ -195,7 +195,7 @@ class LoggedRates:
         """Tokens of prompts and of outputs in each second."""
         self._prompt, self._output = prompt, output
 
-    def pace(self, now_ns: int, ranks: Sequence[Batch]) -> Pace:
+    def pace(self, now_ns: int, ranks: Sequence[StepBatch]) -> StepPace:
         """One step: its tokens at the rates of the seconds that it lasts (protocol `replicas.StepTimes`)."""
         decodes = sum(batch.decodes for batch in ranks)
         left = float(decodes or sum(batch.prefill_tokens for batch in ranks))
@@ -210,7 +210,7 @@ class LoggedRates:
                 break
             left -= (at + 1 - now) * rate
             now, at = float(at + 1), at + 1
-        return Pace(max(round(now * NS_PER_S) - now_ns, 1), 0.0, 1)
+        return StepPace(max(round(now * NS_PER_S) - now_ns, 1), 0.0, 1)
 
 
 def _own_load(run: LoggedRun) -> Requests:
@@ -225,7 +225,7 @@ def _serve(run: LoggedRun, cluster: str, times: type[StepModel] | None) -> Serve
     }  # fmt: skip
     series = run.each_second
 
-    def given(deployment: Deployment) -> StepTimes:
+    def given(deployment: Deployment) -> PaceModel:
         if times is not None:
             return times(deployment)
         return LoggedRates(series["prompt_tokens_per_s"], series["output_tokens_per_s"])

@@ -38,7 +38,7 @@ UNKNOWN = "unknown"
 """What a rule says of drafts where the runs of a day had them or not."""
 
 
-class Plan(NamedTuple):
+class ServedPlan(NamedTuple):
     """GPUs of a pool: equal replicas of `tp` x `dp` GPUs with experts over `ep`."""
 
     replicas: int
@@ -72,8 +72,8 @@ class ServingRow(Frozen):
     isl: int = 0
     osl: int = 0
     concurrency: int = 0
-    plan: Plan = Plan(1, 1, 1, 1)
-    prefill: Plan | None = None
+    plan: ServedPlan = ServedPlan(1, 1, 1, 1)
+    prefill: ServedPlan | None = None
     ttft_s: float | None = None
     tpot_s: float | None = None
     complete: bool = True
@@ -87,7 +87,7 @@ class ServingRow(Frozen):
         return f"{self.model} on {self.hardware}, {self.engine} {self.release}, {plan}, {load}"
 
 
-class Run(NamedTuple):
+class ServedRun(NamedTuple):
     """A row as a deployment and its load; `setup` is the scenario's `serving` without its load.
 
     `known` tells whether it is known that drafts were used or not; `notes` say what was read how.
@@ -191,7 +191,7 @@ def _pairs(text: str) -> Iterable[tuple[str, str]]:
         yield name, value
 
 
-def _plan(degrees: Mapping[str, int], id_: str) -> Plan:
+def _plan(degrees: Mapping[str, int], id_: str) -> ServedPlan:
     """The plan of one engine. `moe_tp` x `moe_ep` GPUs share the experts.
 
     Lists of InferenceX runs multiply TP by EP where both are above 1; their ids say tp8_ep8, and the scripts
@@ -206,15 +206,15 @@ def _plan(degrees: Mapping[str, int], id_: str) -> Plan:
         )
     if moe_tp > 1 and moe_ep > 1 and not id_.partition("_ep")[2].startswith("none"):
         gpus //= moe_ep
-    return Plan(1, 1 if dp > 1 else gpus, gpus if dp > 1 else 1, moe_ep)
+    return ServedPlan(1, 1 if dp > 1 else gpus, gpus if dp > 1 else 1, moe_ep)
 
 
-def _pool(text: str) -> Plan:
+def _pool(text: str) -> ServedPlan:
     """A pool such as `2 tp=1 attn_dp=8 moe_tp=1 moe_ep=8 batch=16`."""
     workers, *rest = text.split()
     said = {name: int(value) for name, _, value in (word.partition("=") for word in rest)}
     tp, dp = said["tp"], said["attn_dp"]
-    return Plan(int(workers), tp, dp, said["moe_ep"])
+    return ServedPlan(int(workers), tp, dp, said["moe_ep"])
 
 
 # -- recipes --------------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ def _holds(wanted: object, value: object) -> bool:
     return value == wanted
 
 
-def run_of(row: ServingRow, rows: Sequence[ServingRow] = ()) -> Run:
+def run_of(row: ServingRow, rows: Sequence[ServingRow] = ()) -> ServedRun:
     """The deployment and load of a row; `rows` may have its twin, with or without drafts.
 
     Raises InputError for a row that cannot be read, or whose model, machine or engine is not known here.
@@ -305,8 +305,8 @@ def run_of(row: ServingRow, rows: Sequence[ServingRow] = ()) -> Run:
     setup["prefix_caching"] = recipes().load.prefix_caching
     if row.prefill is not None:
         same = {key: setup[key] for key in ("max_num_batched_tokens", "max_num_seqs", "memory_fraction")}
-        setup["prefill"] = {**same, **dict(zip(Plan._fields, row.prefill, strict=True))}
-    return Run(
+        setup["prefill"] = {**same, **dict(zip(ServedPlan._fields, row.prefill, strict=True))}
+    return ServedRun(
         MODELS[row.model], CLUSTERS[row.hardware], setup, (row.isl, row.osl), row.concurrency, is_known,
         tuple(notes),
     )  # fmt: skip

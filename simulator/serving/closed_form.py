@@ -21,7 +21,7 @@ from moesim.simulator.scenario.serving import ServingLimits
 from moesim.simulator.serving.deployment import Deployment
 from moesim.simulator.serving.operators import cache_bytes_per_token
 from moesim.simulator.serving.requests import NS_PER_S, Requests
-from moesim.simulator.serving.scheduler import IDLE, Batch
+from moesim.simulator.serving.scheduler import IDLE, StepBatch
 from moesim.simulator.serving.step import StepModel
 
 Level = Literal[0, 1, 2]
@@ -131,7 +131,7 @@ def _added(
     load: LoadMoments,
     tokens: float,
     prompts: float,
-    beside: Sequence[tuple[Batch, FloatArray]],
+    beside: Sequence[tuple[StepBatch, FloatArray]],
     ranks: int,
 ) -> FloatArray:
     """What prompt tokens on so many ranks add to steps of other work [level, work (2)]."""
@@ -145,15 +145,15 @@ def _added(
     return np.stack(added if len(added) == 2 else added * 2, axis=1)
 
 
-def _step(model: StepModel, ranks: Sequence[Batch]) -> FloatArray:
+def _step(model: StepModel, ranks: Sequence[StepBatch]) -> FloatArray:
     if not any(rank.decodes or rank.prefill_tokens for rank in ranks):
         return np.zeros(3)
     cost = model.cost(ranks)
     return np.array([cost.seconds, cost.low, cost.high])
 
 
-def _decoding(count: int, load: LoadMoments) -> Batch:
-    return Batch(count, round(count * load.context), 0, 0, 0)
+def _decoding(count: int, load: LoadMoments) -> StepBatch:
+    return StepBatch(count, round(count * load.context), 0, 0, 0)
 
 
 # -- steady states -----------------------------------------------------------------------------------

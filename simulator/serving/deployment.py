@@ -22,7 +22,7 @@ from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.defaults import spread
 from moesim.simulator.scenario.serving import Format, Serving, ServingPool
-from moesim.simulator.serving.engines import Engine, engine
+from moesim.simulator.serving.engines import ServingEngine, engine
 from moesim.simulator.serving.linear import ELEMENT_BYTES
 from moesim.simulator.serving.operators import Split, cache_bytes_per_token
 from moesim.simulator.serving.scheduler import Policy
@@ -86,7 +86,7 @@ class Deployment:
     """How ranks differ; absent: as in a scenario that says nothing."""
 
     @cached_property
-    def engine(self) -> Engine:
+    def engine(self) -> ServingEngine:
         """The engine's release."""
         return engine(self.serving.engine)
 

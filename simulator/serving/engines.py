@@ -14,7 +14,7 @@ from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
 
 
-class Figure(Section):
+class EngineFigure(Section):
     """A figure of an engine, who says so, and its range where nobody measured it."""
 
     value: float
@@ -31,7 +31,7 @@ def _expanded(buckets: Any) -> Any:
     return tuple(sizes)
 
 
-class Engine(Section):
+class ServingEngine(Section):
     """Answers of one release."""
 
     mixed: bool
@@ -56,27 +56,27 @@ class Engine(Section):
     """Most tokens of a step with prompts whose pieces between attentions are captured too; 0 for none."""
     host_overlapped: bool
     """Whether the host works on the next step while the GPU runs this one."""
-    host_s: Figure
+    host_s: EngineFigure
     """Host time of a step: schedule, inputs, sampling, detokenisation."""
-    exposed_host_s: Figure
+    exposed_host_s: EngineFigure
     """What the GPU waits for the host between steps although it works ahead."""
-    launch_s: Figure
+    launch_s: EngineFigure
     """Host time of a kernel in steps without a graph."""
     source: str
 
 
 @lru_cache(maxsize=1)
-def engines() -> dict[str, Engine]:
+def engines() -> dict[str, ServingEngine]:
     """All engines by release."""
     place = "data/serving/engines.yaml"
     text = (resources.files("moesim.simulator") / place).read_text("utf-8")
     return {
-        name: validate_model(Engine, row, f"{place}: {name}")
+        name: validate_model(ServingEngine, row, f"{place}: {name}")
         for name, row in parse_mapping(text, place).items()
     }
 
 
-def engine(name: str) -> Engine:
+def engine(name: str) -> ServingEngine:
     """The engine of that name; raises InputError with the nearest for an unknown one."""
     known = engines()
     if name not in known:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from moesim.simulator.model.operator import Dtype, Operator, OperatorClass
 from moesim.simulator.model.primitives import BF16, gemm, move
 from moesim.simulator.scenario.serving import Format
-from moesim.simulator.serving.scheduler import Batch
+from moesim.simulator.serving.scheduler import StepBatch
 
 ELEMENT_BYTES: dict[Format, float] = {
     "bf16": 2.0, "fp8": 1.0 + 4.0 / 128.0 / 128.0, "nvfp4": 0.5 + 1.0 / 16.0, "mxfp4": 0.5 + 1.0 / 32.0,
@@ -90,7 +90,7 @@ class StepRows(NamedTuple):
         return self.prompts * (self.pairs / self.prefills + (self.prefills / self.prompts - 1.0) / 2.0)
 
     @classmethod
-    def of(cls, batch: Batch, per_step: int = 1) -> StepRows:
+    def of(cls, batch: StepBatch, per_step: int = 1) -> StepRows:
         """Rows of a batch whose decodes bring `per_step` tokens each (1 and the drafts that are checked)."""
         decodes, tokens = float(batch.decodes * per_step), float(batch.prefill_tokens)
         seen = batch.prefill_pairs / tokens if tokens else 0.0

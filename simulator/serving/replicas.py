@@ -14,10 +14,10 @@ from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InfeasibleError
 from moesim.simulator.common.processes import worker_pool
 from moesim.simulator.serving.requests import Requests
-from moesim.simulator.serving.scheduler import Batch, Done, Policy, Scheduler
+from moesim.simulator.serving.scheduler import Done, Policy, Scheduler, StepBatch
 
 
-class Pace(NamedTuple):
+class StepPace(NamedTuple):
     """How long steps take while the same sequences decode.
 
     Step i of the stretch (from 0) takes `first_ns + i * growth_ns`, as the contexts get longer; the law holds
@@ -33,21 +33,21 @@ class Pace(NamedTuple):
         return max(round(steps * self.first_ns + self.growth_ns * (steps * (steps - 1) // 2)), steps)
 
 
-class StepTimes(Protocol):
+class PaceModel(Protocol):
     """What an engine's steps take."""
 
-    def pace(self, now_ns: int, ranks: Sequence[Batch]) -> Pace:
+    def pace(self, now_ns: int, ranks: Sequence[StepBatch]) -> StepPace:
         """The pace of ranks that step together, each with its batch."""
         ...
 
 
 @dataclass(frozen=True)
-class Pool:
+class ReplicaPool:
     """Equal replicas: `ranks` of each step in lockstep (data-parallel attention with shared experts)."""
 
     replicas: int
     policy: Policy
-    times: StepTimes
+    times: PaceModel
     ranks: int = 1
 
 
@@ -153,7 +153,7 @@ ROUND_ROBIN = "round_robin"
 class _Replica:
     """Steps of one replica; `loads` are those of its pool, kept up to date at its own places."""
 
-    def __init__(self, events: _Events, pool: Pool, log: PoolLog, at: int, loads: list[int]) -> None:
+    def __init__(self, events: _Events, pool: ReplicaPool, log: PoolLog, at: int, loads: list[int]) -> None:
         self._events, self._env, self._pool, self._log = events, events.env, pool, log
         self._first, self._loads = at * pool.ranks, loads
         self.ranks = [Scheduler(pool.policy, events.served.requests) for _ in range(pool.ranks)]
@@ -280,8 +280,8 @@ class _Events:
     def __init__(
         self,
         requests: Requests,
-        decode: Pool,
-        prefill: Pool | None,
+        decode: ReplicaPool,
+        prefill: ReplicaPool | None,
         transfer_ns: Callable[[int], int],
         route: Router,
         front_ns: Callable[[int], int] | None = None,
@@ -329,7 +329,7 @@ class _Events:
         if self.served.scheduled_ns[request] < 0:
             self.served.scheduled_ns[request] = now
 
-    def chunks(self, pool: Pool, rank: int, start: int, scheduler: Scheduler) -> None:
+    def chunks(self, pool: ReplicaPool, rank: int, start: int, scheduler: Scheduler) -> None:
         """Tell who watches which prompts a step of a rank worked on."""
         if self._watch is not None:
             for request, tokens in scheduler.chunks:
@@ -337,7 +337,7 @@ class _Events:
                     PromptChunk(request, pool is self._prefill, rank, start, int(self.env.now), tokens)
                 )
 
-    def done(self, pool: Pool, rank: int, done: Done) -> None:
+    def done(self, pool: ReplicaPool, rank: int, done: Done) -> None:
         """Steps of a rank are over."""
         served, now = self.served, self.env.now
         for request in done.first:
@@ -415,9 +415,9 @@ class _Events:
 
 def serve_requests(
     requests: Requests,
-    decode: Pool,
+    decode: ReplicaPool,
     *,
-    prefill: Pool | None = None,
+    prefill: ReplicaPool | None = None,
     transfer_ns: Callable[[int], int] | None = None,
     route: str = "least_loaded",
     sample_ns: int = 0,
@@ -454,7 +454,7 @@ def serve_requests(
 # -- replicas apart ----------------------------------------------------------------------------------
 
 
-def _served_apart(requests: Requests, pool: Pool, sample_ns: int, most: int, workers: int) -> Served:
+def _served_apart(requests: Requests, pool: ReplicaPool, sample_ns: int, most: int, workers: int) -> Served:
     """The same as in one run, with the replicas that take requests in turn dealt to several processes."""
     replica = np.arange(len(requests)) % (pool.replicas * pool.ranks) // pool.ranks
     whole = _Events(requests, pool, None, lambda tokens: 0, least_loaded).served
@@ -480,6 +480,6 @@ def _served_apart(requests: Requests, pool: Pool, sample_ns: int, most: int, wor
     return whole
 
 
-def _serve_each(pool: Pool, loads: list[Requests], sample_ns: int) -> list[Served]:
+def _serve_each(pool: ReplicaPool, loads: list[Requests], sample_ns: int) -> list[Served]:
     found = [serve_requests(load, pool, route=ROUND_ROBIN, sample_ns=sample_ns) for load in loads]
     return [replace(served, requests=loads[0].some(np.zeros(0, dtype=np.int64))) for served in found]

@@ -50,7 +50,7 @@ class Policy:
     wait_for_ranks: bool = False
 
 
-class Batch(NamedTuple):
+class StepBatch(NamedTuple):
     """The work of one step on one rank.
 
     `decodes`: sequences that decode; `context`: keys that they see in all; `prefill_tokens` of `prefills`
@@ -64,7 +64,7 @@ class Batch(NamedTuple):
     prefill_pairs: int
 
 
-IDLE = Batch(0, 0, 0, 0, 0)
+IDLE = StepBatch(0, 0, 0, 0, 0)
 
 
 class Done(NamedTuple):
@@ -194,7 +194,7 @@ class Scheduler:
 
     # -- a step: what it works on -----------------------------------------------------------------
 
-    def plan(self) -> Batch:
+    def plan(self) -> StepBatch:
         """The work of the next step; it stays planned until `advance`."""
         self._chunks, self.scheduled = [], []
         most = self.policy.max_num_seqs
@@ -223,13 +223,13 @@ class Scheduler:
             self._incoming.clear()
         self.load = 4 * len(self.waiting) + running
         if not self._chunks:
-            return Batch(decodes, self._context // self._units + decodes, 0, 0, 0)
+            return StepBatch(decodes, self._context // self._units + decodes, 0, 0, 0)
         tokens = sum(count for _, count in self._chunks)
         pairs = sum(count * each.done + count * (count + 1) // 2 for each, count in self._chunks)
         if not self._decodes:
-            return Batch(0, 0, len(self._chunks), tokens, pairs)
+            return StepBatch(0, 0, len(self._chunks), tokens, pairs)
         context = self._context // self._units + decodes  # each sees the token it brings
-        return Batch(decodes, context, len(self._chunks), tokens, pairs)
+        return StepBatch(decodes, context, len(self._chunks), tokens, pairs)
 
     def _chunk(self, prefill: _Prefill, budget: int) -> int:
         count = min(prefill.tokens - prefill.done, budget)

@@ -19,7 +19,14 @@ from moesim.simulator.scenario.serving import Serving, ServingLimits
 from moesim.simulator.serving.deployment import Deployment, deployments
 from moesim.simulator.serving.exchange import Fabric, cache_transfer
 from moesim.simulator.serving.operators import cache_bytes_per_token
-from moesim.simulator.serving.replicas import Pace, Pool, PromptChunk, Served, StepTimes, serve_requests
+from moesim.simulator.serving.replicas import (
+    PaceModel,
+    PromptChunk,
+    ReplicaPool,
+    Served,
+    StepPace,
+    serve_requests,
+)
 from moesim.simulator.serving.requests import NS_PER_S, Requests, load_requests
 from moesim.simulator.serving.results import (
     Goodput,
@@ -29,11 +36,11 @@ from moesim.simulator.serving.results import (
     ServingResult,
     latency,
 )
-from moesim.simulator.serving.scheduler import Batch
+from moesim.simulator.serving.scheduler import StepBatch
 from moesim.simulator.serving.step import StepModel
 from moesim.version import __version__
 
-Times = Callable[[Deployment], StepTimes]
+Times = Callable[[Deployment], PaceModel]
 """Gives the step times of a pool; tests and studies may give others than the step model's."""
 
 MOMENTS = 200
@@ -52,7 +59,7 @@ class Service:
     scenario: Scenario
     serving: Serving
     deployments: tuple[Deployment, ...]
-    pools: tuple[Pool, ...]
+    pools: tuple[ReplicaPool, ...]
     requests: Requests
 
     @property
@@ -136,7 +143,7 @@ def prepare(scenario: Scenario, requests: Requests | None = None, times: Times =
     for one in found:
         one.check_context(longest)
     pools = tuple(
-        Pool(
+        ReplicaPool(
             one.pool.replicas,
             one.policy,
             times(one),
@@ -171,14 +178,14 @@ class Stretched:
         self._model, self._high = StepModel(deployment), high
         self._ratios: dict[tuple[bool, int], float] = {}
 
-    def pace(self, now_ns: int, ranks: Sequence[Batch]) -> Pace:
+    def pace(self, now_ns: int, ranks: Sequence[StepBatch]) -> StepPace:
         """The model's pace, times the ratio of a batch of about that size."""
         pace, most = self._model.pace(now_ns, ranks), max(rank.decodes for rank in ranks)
         key = any(rank.prefill_tokens for rank in ranks), most.bit_length()
         if (ratio := self._ratios.get(key)) is None:
             cost = self._model.cost(ranks)
             ratio = self._ratios[key] = (cost.high if self._high else cost.low) / cost.seconds
-        return Pace(pace.first_ns * ratio, pace.growth_ns * ratio, pace.steps)
+        return StepPace(pace.first_ns * ratio, pace.growth_ns * ratio, pace.steps)
 
 
 def serve_ends(scenario: AnyScenario, *overrides: str) -> tuple[ServingResult, ServingResult]:

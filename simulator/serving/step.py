@@ -17,18 +17,18 @@ from typing import NamedTuple
 
 from moesim.simulator.cost.evidence import Evidence, combined
 from moesim.simulator.serving.deployment import Deployment
-from moesim.simulator.serving.engines import Figure
-from moesim.simulator.serving.replicas import Pace
-from moesim.simulator.serving.scheduler import Batch
-from moesim.simulator.serving.tables import Plane, Row
-from moesim.simulator.serving.terms import Piece, Terms, Total, total
+from moesim.simulator.serving.engines import EngineFigure
+from moesim.simulator.serving.replicas import StepPace
+from moesim.simulator.serving.scheduler import StepBatch
+from moesim.simulator.serving.tables import Plane, TableRow
+from moesim.simulator.serving.terms import Piece, StepTerms, Total, total
 from moesim.simulator.studies.sources import MODEL_ERROR
 
 TO_80 = 1.2816
 """Half an 80 % interval of a normal error in standard deviations."""
 
 
-class Part(NamedTuple):
+class StepPart(NamedTuple):
     """Seconds of a class of work in a step, exposed ones and all."""
 
     name: str
@@ -46,10 +46,10 @@ class StepCost:
     seconds: float
     low: float
     high: float
-    parts: tuple[Part, ...] = field(repr=False)
+    parts: tuple[StepPart, ...] = field(repr=False)
 
 
-class Shares(NamedTuple):
+class StepShares(NamedTuple):
     """A step put together: seconds, and what of compute, exchange, launches and host nothing hides."""
 
     seconds: float
@@ -74,24 +74,24 @@ class StepModel:
     def __init__(self, deployment: Deployment) -> None:
         """Tables are empty until `pace` asks for them."""
         self.deployment = deployment
-        self.terms = Terms(deployment)
+        self.terms = StepTerms(deployment)
         terms = self.terms
-        self._known: dict[tuple[tuple[Batch, ...], int, int], StepCost] = {}
-        self._own = Row(lambda n: total(terms.own(n)), lambda n: total(terms.own(n, True)))
-        self._logits = Row(lambda n: total(terms.logits(n)))
+        self._known: dict[tuple[tuple[StepBatch, ...], int, int], StepCost] = {}
+        self._own = TableRow(lambda n: total(terms.own(n)), lambda n: total(terms.own(n, True)))
+        self._logits = TableRow(lambda n: total(terms.logits(n)))
         self._experts, self._exchange = (
-            {prefill: Row(partial(one, prefill=prefill)) for prefill in (False, True)}
+            {prefill: TableRow(partial(one, prefill=prefill)) for prefill in (False, True)}
             for one in (
                 lambda n, prefill: total(terms.experts(n, prefill)),
                 lambda n, prefill: total(terms.exchange(n, prefill)),
             )
         )
         self._whole = {
-            prefill: Row(partial(self._of_one, prefill), partial(self._of_one, prefill, captured=True))
+            prefill: TableRow(partial(self._of_one, prefill), partial(self._of_one, prefill, captured=True))
             for prefill in (False, True)
         }
         self._core_launches: dict[tuple[bool, bool], int] = {}
-        self._formed = Row(lambda n: total(terms.formed(n)))
+        self._formed = TableRow(lambda n: total(terms.formed(n)))
         self._decodes = Plane(lambda n, keys: total(terms.decodes(n, n * keys)))
         self._prefills = Plane(lambda n, keys: total(terms.prefills(n, n * keys)))
         self._drafts = Plane(lambda n, keys: total(terms.drafts(n, n * keys)))
@@ -117,7 +117,7 @@ class StepModel:
             return False, rows
         return True, float(engine.graph_buckets[at] * (1 + pool.draft_tokens))
 
-    def _divided(self, ranks: Sequence[Batch]) -> tuple[Sequence[Batch], _Rows, int]:
+    def _divided(self, ranks: Sequence[StepBatch]) -> tuple[Sequence[StepBatch], _Rows, int]:
         """Batches of one micro-batch of a step, their rows, and how many of them make the step."""
         pool = self.deployment.pool
         if pool.pp > 1:
@@ -136,7 +136,7 @@ class StepModel:
         """For another process, which prices anew."""
         return StepModel, (self.deployment,)
 
-    def cost(self, ranks: Sequence[Batch]) -> StepCost:
+    def cost(self, ranks: Sequence[StepBatch]) -> StepCost:
         """The cost of a step in which each rank of `dp` has its batch."""
         distinct = set(ranks)
         key = tuple(sorted(distinct)), sum(b.decodes + b.prefill_tokens for b in ranks), len(ranks)
@@ -147,7 +147,7 @@ class StepModel:
             known = self._known[key] = self._price(ranks)
         return known
 
-    def _price(self, ranks: Sequence[Batch]) -> StepCost:
+    def _price(self, ranks: Sequence[StepBatch]) -> StepCost:
         terms, per = self.terms, 1 + self.deployment.pool.draft_tokens
         ranks, rows, times = self._divided(ranks)
         cores = [
@@ -168,7 +168,7 @@ class StepModel:
 
     def _together(
         self, rows: _Rows, times: int, side: Total, experts: Total, exchange: Total, rest: Total
-    ) -> Shares:
+    ) -> StepShares:
         """A step of `times` micro-batches from totals: outside experts, in them, exchange, once a step."""
         engine, compute = self.deployment.engine, side.plus(experts)
         busy, exposed = times * compute.seconds, exchange.seconds
@@ -186,10 +186,10 @@ class StepModel:
             host = engine.exposed_host_s.value + max(engine.host_s.value - gpu - eager, 0.0)
         else:
             host = engine.host_s.value
-        return Shares(gpu + eager + host, busy, exposed, eager, host)
+        return StepShares(gpu + eager + host, busy, exposed, eager, host)
 
     def _parts(
-        self, shares: Shares, times: int, compute: list[Piece], exchange: list[Piece], rest: list[Piece]
+        self, shares: StepShares, times: int, compute: list[Piece], exchange: list[Piece], rest: list[Piece]
     ) -> StepCost:
         engine = self.deployment.engine
         sent = times * sum(piece.seconds for piece in exchange)
@@ -201,8 +201,8 @@ class StepModel:
             ("launches", shares.launches_s, engine.launch_s, launches),
             ("host", shares.host_s, engine.host_s, 1),
         ):
-            parts.append(Part(name, "host", seconds, many * figure.value, 0, _said(name, figure)))
-        kept: dict[str, Part] = {}
+            parts.append(StepPart(name, "host", seconds, many * figure.value, 0, _said(name, figure)))
+        kept: dict[str, StepPart] = {}
         for part in parts:
             kept[part.name] = _joined(kept[part.name], part) if part.name in kept else part
         spread = TO_80 * _error([*compute, *rest], exchange, times, shares, engine.exposed_host_s)
@@ -211,7 +211,7 @@ class StepModel:
 
     # -- tables -----------------------------------------------------------------------------------
 
-    def pace(self, now_ns: int, ranks: Sequence[Batch]) -> Pace:
+    def pace(self, now_ns: int, ranks: Sequence[StepBatch]) -> StepPace:
         """The pace of these batches from tables of `cost` (protocol `replicas.StepTimes`)."""
         prefill = any(b.prefill_tokens for b in ranks)
         pool = self.deployment.pool
@@ -219,15 +219,15 @@ class StepModel:
             return self._quick(ranks[0], prefill)
         seconds = self._tabulated(ranks)
         if prefill:
-            return Pace(seconds * 1e9)
+            return StepPace(seconds * 1e9)
         gained = self.deployment.tokens_per_step
         ahead = max(min(b.context // (8 * b.decodes) if b.decodes else 64 for b in ranks), 16)
         later = self._tabulated(
             [b._replace(context=b.context + round(ahead * gained * b.decodes)) for b in ranks]
         )
-        return Pace(seconds * 1e9, (later - seconds) / ahead * 1e9, ahead)
+        return StepPace(seconds * 1e9, (later - seconds) / ahead * 1e9, ahead)
 
-    def _quick(self, batch: Batch, prefill: bool) -> Pace:
+    def _quick(self, batch: StepBatch, prefill: bool) -> StepPace:
         """The pace of one rank without drafts and micro-batches."""
         decodes, context, prompts, tokens, pairs = batch
         (graph, most), engine = self._graph(decodes, decodes + tokens, prefill), self.deployment.engine
@@ -249,18 +249,18 @@ class StepModel:
             host = engine.host_s.value
         elif gpu < engine.host_s.value:
             host += engine.host_s.value - gpu
-        return Pace((gpu + host) * 1e9, growth * 1e9, max(int(room), 1))
+        return StepPace((gpu + host) * 1e9, growth * 1e9, max(int(room), 1))
 
     def _launches(self, others: int, decodes: bool, prefill: bool) -> float:
         """Host seconds of the launches of a step without a graph."""
         found = self._core_launches.get((decodes, prefill))
         if found is None:
-            found = total(self.terms.prompts(Batch(0, 0, 1, 1, 1))).launches if prefill else 0
+            found = total(self.terms.prompts(StepBatch(0, 0, 1, 1, 1))).launches if prefill else 0
             found += total(self.terms.decodes(1, 1)).launches if decodes else 0
             self._core_launches[decodes, prefill] = found
         return (others + found) * self.deployment.engine.launch_s.value
 
-    def _tabulated(self, ranks: Sequence[Batch]) -> float:
+    def _tabulated(self, ranks: Sequence[StepBatch]) -> float:
         """Seconds of a step as `cost` gives them, within 1 %."""
         per = 1 + self.deployment.pool.draft_tokens
         ranks, rows, times = self._divided(ranks)
@@ -278,7 +278,7 @@ class StepModel:
         side = core.plus(layers)
         return self._together(rows, times, side, inside, exchange.at(rows.most), rest).seconds
 
-    def _core(self, batch: Batch, per: int) -> Total:
+    def _core(self, batch: StepBatch, per: int) -> Total:
         found = Total(0.0, 0.0, 0.0, 0.0, 0)
         if batch.decodes:
             found = self._decodes.at(batch.decodes * per, batch.context / batch.decodes)
@@ -311,29 +311,29 @@ def in_slots(side: float, experts: float, out: float, back: float) -> float:
     return max(side, out) + max(experts, out) + max(experts, back) + max(side, back)
 
 
-def _share(batch: Batch, among: int) -> Batch:
-    return Batch(*(ceil(n / among) for n in batch))
+def _share(batch: StepBatch, among: int) -> StepBatch:
+    return StepBatch(*(ceil(n / among) for n in batch))
 
 
-def _part(piece: Piece, times: int, share: float) -> Part:
+def _part(piece: Piece, times: int, share: float) -> StepPart:
     busy = piece.seconds * times
     evidence = combined([(piece.evidence, busy)])
-    return Part(piece.name, piece.kind, busy * share, busy, piece.launches * times, evidence)
+    return StepPart(piece.name, piece.kind, busy * share, busy, piece.launches * times, evidence)
 
 
-def _joined(one: Part, other: Part) -> Part:
-    return Part(
+def _joined(one: StepPart, other: StepPart) -> StepPart:
+    return StepPart(
         one.name, one.kind, one.exposed_s + other.exposed_s, one.busy_s + other.busy_s,
         one.launches + other.launches, one.evidence | other.evidence,
     )  # fmt: skip
 
 
-def _said(name: str, figure: Figure) -> Evidence:
+def _said(name: str, figure: EngineFigure) -> Evidence:
     return Evidence.of([], [f"{name}: {figure.source}"])
 
 
 def _error(
-    compute: Iterable[Piece], exchange: Iterable[Piece], times: int, shares: Shares, host: Figure
+    compute: Iterable[Piece], exchange: Iterable[Piece], times: int, shares: StepShares, host: EngineFigure
 ) -> float:
     """Standard error of a step: errors of one calibration entry add up, those of several as squares."""
     errors: dict[str, float] = defaultdict(float)
@@ -348,4 +348,4 @@ def _error(
     return hypot(*errors.values(), 0.5 * shares.launches_s)
 
 
-__all__ = ["Part", "Shares", "StepCost", "StepModel", "in_slots", "overlapped"]
+__all__ = ["StepCost", "StepModel", "StepPart", "StepShares", "in_slots", "overlapped"]

@@ -32,7 +32,7 @@ def _between(low: Total, high: Total, share: float) -> Total:
     return Total(a + share * (e - a), b + share * (f - b), c + share * (g - c), d + share * (h - d), launches)
 
 
-class Row:
+class TableRow:
     """A term over one number."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Row:
         return found
 
 
-class Reading(NamedTuple):
+class TableReading(NamedTuple):
     """Seconds of a term, what they grow by as the second number grows by 1, and how far that law holds."""
 
     seconds: float
@@ -99,7 +99,7 @@ class Plane:
             found = _between(found, other, (x - _POINTS[i]) / (_POINTS[i + 1] - _POINTS[i]))
         return found
 
-    def read(self, x: float, y: float) -> Reading:
+    def read(self, x: float, y: float) -> TableReading:
         """The seconds alone, with their growth."""
         i, j, points = _below(x), _below(y), self._points
         low, high = _POINTS[j], _POINTS[j + 1]
@@ -117,7 +117,7 @@ class Plane:
             here += share * (further - here)
             there += share * (furthest - there)
         growth = (there - here) / (high - low)
-        return Reading(here + (y - low) * growth, growth, high - y)
+        return TableReading(here + (y - low) * growth, growth, high - y)
 
     def _point(self, i: int, j: int) -> Total:
         found = self._points.get((i, j))

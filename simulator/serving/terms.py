@@ -24,7 +24,7 @@ from moesim.simulator.serving.operators import (
     layer_operators,
 )
 from moesim.simulator.serving.prices import price
-from moesim.simulator.serving.scheduler import Batch
+from moesim.simulator.serving.scheduler import StepBatch
 
 ELEMENT = 2.0
 """Bytes of an element of a hidden state between ranks (BF16)."""
@@ -115,7 +115,7 @@ def _kind(op: Operator) -> str:
     return "linear" if op.cls == "gemm" else "other"
 
 
-class Terms:
+class StepTerms:
     """Terms of a deployment; layers of one kind are priced once."""
 
     def __init__(self, deployment: Deployment) -> None:
@@ -209,7 +209,7 @@ class Terms:
         per = 1.0 + self.deployment.pool.draft_tokens
         return self._core(StepRows(0.0, rows, 0.0, 0.0, context, 0.0, per)) if rows else []
 
-    def prompts(self, batch: Batch) -> list[Piece]:
+    def prompts(self, batch: StepBatch) -> list[Piece]:
         """Prefill attention of a batch."""
         tokens = batch.prefill_tokens
         pieces = self.prefills(tokens, batch.prefill_pairs) if tokens else []
@@ -227,7 +227,7 @@ class Terms:
         """Whether prefills form keys and values per head."""
         return bool(self.formed(1.0))
 
-    def keys_formed(self, batch: Batch) -> float:
+    def keys_formed(self, batch: StepBatch) -> float:
         """Keys of the prompts of a batch, earlier chunks included."""
         return max(float(batch.prefill_tokens), StepRows.of(batch).cached)
 

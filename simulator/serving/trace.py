@@ -18,9 +18,9 @@ from moesim.simulator.serving.linear import StepRows
 from moesim.simulator.serving.operators import ExpertLoad, layer_operators
 from moesim.simulator.serving.replicas import PromptChunk, Served
 from moesim.simulator.serving.requests import NS_PER_S
-from moesim.simulator.serving.scheduler import Batch
+from moesim.simulator.serving.scheduler import StepBatch
 from moesim.simulator.serving.simulate import Service
-from moesim.simulator.serving.step import Part, StepCost, StepModel
+from moesim.simulator.serving.step import StepCost, StepModel, StepPart
 
 MOST_TRACED = 100_000
 """Requests of a trace; Perfetto reads so many in about a minute."""
@@ -63,7 +63,7 @@ def phases(served: Served, request: int) -> tuple[LifePhase, ...]:
 class TypicalStep:
     """The decode step that a served load runs on average: the batch of each rank, and its cost."""
 
-    batch: Batch
+    batch: StepBatch
     ranks: int
     cost: StepCost
 
@@ -87,7 +87,7 @@ def typical_step(service: Service, served: Served) -> TypicalStep:
     sequences = min(max(round(mean), 1), one.pool.max_num_seqs)
     lengths = requests.input_tokens + requests.output_tokens / 2
     context = round(float((lengths * time).sum()) / max(float(time.sum()), 1.0))
-    batch = Batch(sequences, sequences * context, 0, 0, 0)
+    batch = StepBatch(sequences, sequences * context, 0, 0, 0)
     return TypicalStep(batch, one.pool.dp, StepModel(one).cost([batch] * one.pool.dp))
 
 
@@ -97,7 +97,7 @@ LAYERS, COMPUTE, EXCHANGE, HOST = range(4)
 THREADS = ("layers", "compute stream", "exchange stream", "host, exposed")
 
 
-def layer_names(model: StepModel, index: int, batch: Batch) -> list[str]:
+def layer_names(model: StepModel, index: int, batch: StepBatch) -> list[str]:
     """Names of the parts of a decode step that a layer has, in the order in which they run."""
     deployment = model.deployment
     rows = StepRows(batch.decodes, batch.decodes, 0.0, 0.0, batch.context, 0.0)
@@ -121,7 +121,7 @@ def layer_names(model: StepModel, index: int, batch: Batch) -> list[str]:
     ]
 
 
-def _sections(model: StepModel, step: TypicalStep) -> Iterator[tuple[str, list[tuple[Part, int]]]]:
+def _sections(model: StepModel, step: TypicalStep) -> Iterator[tuple[str, list[tuple[StepPart, int]]]]:
     """Titles with their parts and over how many such places each is spread."""
     parts = {part.name: part for part in step.cost.parts}
     named = [layer_names(model, n, step.batch) for n in range(len(model.deployment.shape.layers))]

@@ -10,7 +10,7 @@ from moesim.cli.console import print_json, print_table, print_text, working
 from moesim.cli.scores import print_order
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.summary_text import percent
-from moesim.simulator.scoring.serving import METRICS, ErrorScore, ScoredRun, ServingBoard, score_serving
+from moesim.simulator.scoring.serving import METRICS, ErrorScore, ScoredServing, ServingBoard, score_serving
 from moesim.simulator.scoring.serving_operators import FamilyScore, all_cases
 from moesim.simulator.scoring.serving_operators import scores as score_families
 from moesim.simulator.scoring.serving_published import (
@@ -98,7 +98,7 @@ SERVED = (
 HEADERS = ("n", "refused", "TPOT", "|TPOT|", "in 80 %", "width", "TTFT", "|TTFT|", "in 80 %", "width")
 
 
-def _known(runs: Iterable[ScoredRun]) -> list[ScoredRun]:
+def _known(runs: Iterable[ScoredServing]) -> list[ScoredServing]:
     return [run for run in runs if run.known and not run.refused]
 
 

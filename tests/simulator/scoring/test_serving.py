@@ -9,7 +9,7 @@ import pytest
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.scoring.serving import (
     Interval,
-    ScoredRun,
+    ScoredServing,
     board_of,
     closed_loop,
     error_score,
@@ -22,8 +22,14 @@ from moesim.simulator.scoring.serving_published import (
     logged_runs,
     score_logged,
 )
-from moesim.simulator.scoring.serving_rows import Plan, ServingRow, run_of, same_conditions, serving_rows
-from moesim.simulator.serving.scheduler import Batch
+from moesim.simulator.scoring.serving_rows import (
+    ServedPlan,
+    ServingRow,
+    run_of,
+    same_conditions,
+    serving_rows,
+)
+from moesim.simulator.serving.scheduler import StepBatch
 
 HEADER = "source,system,model,hardware,conditions,metric,unit,value,where\n"
 PLAN = "tp={tp}; pp=1; attn_dp={dp}; moe_tp={moe_tp}; moe_ep={moe_ep}; precision=fp8; measured=2026-03-25"
@@ -34,7 +40,7 @@ def row(**changes: object) -> ServingRow:
     fields: dict[str, object] = {
         "id": "x", "where": "x", "source": "x", "engine": "sglang", "release": "0.5.9",
         "model": "deepseek-ai/DeepSeek-R1", "hardware": "H200-SXM", "precision": "fp8", "day": "2026-03-25",
-        "group": "", "isl": 1024, "osl": 1024, "concurrency": 4, "plan": Plan(1, 8, 1, 1), "ttft_s": 0.2,
+        "group": "", "isl": 1024, "osl": 1024, "concurrency": 4, "plan": ServedPlan(1, 8, 1, 1), "ttft_s": 0.2,
         "tpot_s": 0.01,
     }  # fmt: skip
     return ServingRow(**{**fields, **changes})
@@ -69,15 +75,15 @@ def test_metrics_of_a_run_are_joined_and_every_shipped_run_is_read_or_refused_fo
 @pytest.mark.parametrize(
     ("degrees", "id_", "plan"),
     [
-        ((8, 1, 8, 1), "a", Plan(1, 8, 1, 1)),
-        ((64, 1, 8, 8), "a_tp8_ep8_12", Plan(1, 8, 1, 8)),  # TP times EP: one node
-        ((1, 64, 8, 8), "a_tp8_ep8_12", Plan(1, 1, 8, 8)),
-        ((1, 8, 1, 8), "a", Plan(1, 1, 8, 8)),
-        ((4, 1, 2, 2), "a_tp4_epnone_4", Plan(1, 4, 1, 2)),
+        ((8, 1, 8, 1), "a", ServedPlan(1, 8, 1, 1)),
+        ((64, 1, 8, 8), "a_tp8_ep8_12", ServedPlan(1, 8, 1, 8)),  # TP times EP: one node
+        ((1, 64, 8, 8), "a_tp8_ep8_12", ServedPlan(1, 1, 8, 8)),
+        ((1, 8, 1, 8), "a", ServedPlan(1, 1, 8, 8)),
+        ((4, 1, 2, 2), "a_tp4_epnone_4", ServedPlan(1, 4, 1, 2)),
     ],
 )
 def test_plans_of_one_engine(
-    tmp_path: Path, degrees: tuple[int, int, int, int], id_: str, plan: Plan
+    tmp_path: Path, degrees: tuple[int, int, int, int], id_: str, plan: ServedPlan
 ) -> None:
     names = dict(zip(("tp", "dp", "moe_tp", "moe_ep"), degrees, strict=True))
     conditions = "isl=1; osl=2; concurrency=3; agg; " + PLAN.format(**names)
@@ -122,7 +128,7 @@ def test_a_table_without_its_columns_is_refused(tmp_path: Path) -> None:
 def test_rules_set_flags_and_drafts_follow_image_day_and_twin() -> None:
     mtp = row(engine="trtllm", hardware="B200-SXM", release="1.2.0rc6.post3", day="2026-02-05")
     assert run_of(mtp).setup["draft_tokens"] == 3
-    assert run_of(mtp.model_copy(update={"plan": Plan(1, 1, 8, 8)})).setup["draft_tokens"] == 1
+    assert run_of(mtp.model_copy(update={"plan": ServedPlan(1, 1, 8, 8)})).setup["draft_tokens"] == 1
     assert run_of(mtp.model_copy(update={"release": "1.2.0rc6.post2"})).setup["draft_tokens"] == 0
     assert "cache" not in run_of(row()).setup  # H200 scripts of SGLang leave keys and values in BF16
     assert run_of(mtp).setup["cache"] == "fp8"
@@ -158,7 +164,7 @@ def test_a_run_is_served_and_near_its_steady_state() -> None:
     assert found["tpot"].seconds == pytest.approx(steady["tpot"], rel=0.15)
 
 
-def scored(plan: str, measured: float, predicted: float, **changes: object) -> ScoredRun:
+def scored(plan: str, measured: float, predicted: float, **changes: object) -> ScoredServing:
     """A run of one family."""
     fields: dict[str, object] = {
         "id": plan, "title": plan, "model": "m", "hardware": "h", "engine": "e", "release": "",
@@ -168,7 +174,7 @@ def scored(plan: str, measured: float, predicted: float, **changes: object) -> S
             "ttft": Interval(1.1, 1.05, 1.2), "tpot": Interval(predicted, 0.9 * predicted, 1.1 * predicted),
         },
     }  # fmt: skip
-    return ScoredRun(**{**fields, **changes})
+    return ScoredServing(**{**fields, **changes})
 
 
 def test_errors_coverage_and_order() -> None:
@@ -184,9 +190,9 @@ def test_errors_coverage_and_order() -> None:
 
 def test_logged_rates_are_spent_second_by_second() -> None:
     rates = LoggedRates([0.0, 0.0], [10.0, 30.0])
-    pace = rates.pace(500_000_000, [Batch(20, 20, 0, 0, 0)])
+    pace = rates.pace(500_000_000, [StepBatch(20, 20, 0, 0, 0)])
     assert pace.first_ns == 1_000_000_000  # 5 tokens in the first second, 15 in the next half
-    assert rates.pace(5_000_000_000, [Batch(30, 30, 0, 0, 0)]).first_ns == 1_000_000_000
+    assert rates.pace(5_000_000_000, [StepBatch(30, 30, 0, 0, 0)]).first_ns == 1_000_000_000
 
 
 def test_published_figures_have_deployments_and_the_logged_scheduler_is_close() -> None:

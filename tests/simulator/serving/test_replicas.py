@@ -9,9 +9,9 @@ import pytest
 
 from moesim.hwmodels.errors import InfeasibleError
 from moesim.simulator.scenario.serving import ServingPool
-from moesim.simulator.serving.replicas import Pace, Pool, Served, serve_requests
+from moesim.simulator.serving.replicas import ReplicaPool, Served, StepPace, serve_requests
 from moesim.simulator.serving.requests import Requests, arrivals, requests_of
-from moesim.simulator.serving.scheduler import Batch, Policy
+from moesim.simulator.serving.scheduler import Policy, StepBatch
 
 MS = 1_000_000
 
@@ -22,12 +22,12 @@ class Steps:
     def __init__(self, step_ns: int = 10 * MS, token_ns: int = 0) -> None:
         self.step_ns, self.token_ns = step_ns, token_ns
 
-    def pace(self, now_ns: int, ranks: Sequence[Batch]) -> Pace:
-        return Pace(self.step_ns + self.token_ns * max(batch.prefill_tokens for batch in ranks))
+    def pace(self, now_ns: int, ranks: Sequence[StepBatch]) -> StepPace:
+        return StepPace(self.step_ns + self.token_ns * max(batch.prefill_tokens for batch in ranks))
 
 
-def pool(replicas: int = 1, ranks: int = 1, steps: Steps | None = None, **policy: object) -> Pool:
-    return Pool(replicas, Policy(**({"max_num_seqs": 8, "max_num_batched_tokens": 1000} | policy)),  # type: ignore[arg-type]
+def pool(replicas: int = 1, ranks: int = 1, steps: Steps | None = None, **policy: object) -> ReplicaPool:
+    return ReplicaPool(replicas, Policy(**({"max_num_seqs": 8, "max_num_batched_tokens": 1000} | policy)),  # type: ignore[arg-type]
                 steps or Steps(), ranks)  # fmt: skip
 
 
@@ -173,8 +173,8 @@ def test_the_same_load_gives_the_same_times_again() -> None:
 
 def test_new_requests_wait_for_the_next_look_of_the_engine() -> None:
     log = requests_of([0, 25, 26], [4, 4, 4], [100, 5, 5])
-    often = serve_requests(log, Pool(1, Policy(4, 64), Steps(10)))
-    seldom = serve_requests(log, Pool(1, Policy(4, 64, wait_steps=10), Steps(10)))
+    often = serve_requests(log, ReplicaPool(1, Policy(4, 64), Steps(10)))
+    seldom = serve_requests(log, ReplicaPool(1, Policy(4, 64, wait_steps=10), Steps(10)))
     assert often.scheduled_ns.tolist() == [0, 30, 30]
     assert seldom.scheduled_ns.tolist() == [0, 110, 110]  # ten steps after the prompt's
 
@@ -182,9 +182,9 @@ def test_new_requests_wait_for_the_next_look_of_the_engine() -> None:
 def test_prompts_of_data_parallel_ranks_go_together_or_at_the_latest_after_the_wait() -> None:
     policy = Policy(4, 64, wait_steps=10, wait_for_ranks=True)
     log = requests_of([0, 0, 25, 45], [4] * 4, [100, 100, 5, 5])
-    together = serve_requests(log, Pool(1, policy, Steps(10), 2))
+    together = serve_requests(log, ReplicaPool(1, policy, Steps(10), 2))
     assert together.scheduled_ns.tolist() == [0, 0, 50, 50]
-    alone = serve_requests(log.some(np.arange(3)), Pool(1, policy, Steps(10), 2))
+    alone = serve_requests(log.some(np.arange(3)), ReplicaPool(1, policy, Steps(10), 2))
     assert alone.scheduled_ns.tolist() == [0, 0, 100]
 
 
@@ -195,5 +195,7 @@ def test_waiting_for_other_ranks_needs_some() -> None:
 
 def test_the_tokeniser_takes_prompts_one_after_another() -> None:
     log = requests_of([0, 0, 0], [4, 4, 4], [2, 2, 2])
-    served = serve_requests(log, Pool(1, Policy(4, 64), Steps(10)), front_ns=lambda tokens: 25 * tokens)
+    served = serve_requests(
+        log, ReplicaPool(1, Policy(4, 64), Steps(10)), front_ns=lambda tokens: 25 * tokens
+    )
     assert served.scheduled_ns.tolist() == [100, 200, 300]

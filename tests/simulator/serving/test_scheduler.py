@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moesim.simulator.serving.requests import Requests, requests_of
-from moesim.simulator.serving.scheduler import Batch, Policy, Scheduler
+from moesim.simulator.serving.scheduler import Policy, Scheduler, StepBatch
 
 
 def of(*lengths: tuple[int, int]) -> Requests:
@@ -21,10 +21,10 @@ def rank(policy: Policy, requests: Requests) -> Scheduler:
 
 def test_a_mixed_step_cuts_the_prompt_that_exceeds_its_budget() -> None:
     scheduler = rank(Policy(8, 100), of((60, 3), (70, 3)))
-    assert scheduler.plan() == Batch(0, 0, 2, 100, 60 * 61 // 2 + 40 * 41 // 2)
+    assert scheduler.plan() == StepBatch(0, 0, 2, 100, 60 * 61 // 2 + 40 * 41 // 2)
     assert scheduler.advance(1).first == [0]
     second = scheduler.plan()  # request 0 decodes beside the 30 tokens that are left of request 1
-    assert second == Batch(1, 61, 1, 30, 30 * 40 + 30 * 31 // 2)
+    assert second == StepBatch(1, 61, 1, 30, 30 * 40 + 30 * 31 // 2)
     assert scheduler.advance(1).first == [1]
 
 
@@ -32,9 +32,9 @@ def test_prefills_go_first_and_alone_where_steps_are_not_mixed() -> None:
     scheduler = rank(Policy(8, 100, mixed=False), of((60, 3), (70, 3)))
     scheduler.plan()
     scheduler.advance(1)
-    assert scheduler.plan() == Batch(0, 0, 1, 30, 30 * 40 + 30 * 31 // 2)
+    assert scheduler.plan() == StepBatch(0, 0, 1, 30, 30 * 40 + 30 * 31 // 2)
     scheduler.advance(1)
-    assert scheduler.plan() == Batch(2, 61 + 71, 0, 0, 0)
+    assert scheduler.plan() == StepBatch(2, 61 + 71, 0, 0, 0)
 
 
 def test_whole_prompts_wait_for_a_step_of_their_own() -> None:
@@ -105,6 +105,6 @@ def test_a_handed_over_sequence_keeps_its_blocks_until_they_are_let_go() -> None
     assert prompts._blocks(0) == 0
     decodes = Scheduler(policy, of((10, 5)))
     decodes.add(0, 1, ready=True)
-    assert decodes.plan() == Batch(1, 11, 0, 0, 0)
+    assert decodes.plan() == StepBatch(1, 11, 0, 0, 0)
     assert decodes.horizon(99) == 4
     assert decodes.advance(4).last == [0]

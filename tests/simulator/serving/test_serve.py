@@ -15,10 +15,10 @@ from moesim.cli.root import main
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.simulator.scenario import load_scenario
 from moesim.simulator.serving.deployment import Deployment
-from moesim.simulator.serving.replicas import Pace, StepTimes
+from moesim.simulator.serving.replicas import PaceModel, StepPace
 from moesim.simulator.serving.requests import requests_of
 from moesim.simulator.serving.results import ServingResult
-from moesim.simulator.serving.scheduler import Batch
+from moesim.simulator.serving.scheduler import StepBatch
 from moesim.simulator.serving.simulate import serve, serve_ends
 
 MODEL = {"model": "qwen3-30b-a3b", "cluster": {"accelerator": "h100-sxm", "nodes": 1}}
@@ -30,11 +30,11 @@ class TenMs:
     def __init__(self, deployment: Deployment) -> None:
         pass
 
-    def pace(self, now_ns: int, ranks: Sequence[Batch]) -> Pace:
-        return Pace(10e6)
+    def pace(self, now_ns: int, ranks: Sequence[StepBatch]) -> StepPace:
+        return StepPace(10e6)
 
 
-def times(deployment: Deployment) -> StepTimes:
+def times(deployment: Deployment) -> PaceModel:
     return TenMs(deployment)
 
 

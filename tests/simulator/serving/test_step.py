@@ -11,7 +11,7 @@ from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.scenario.serving import Serving
 from moesim.simulator.serving.deployment import Deployment, accepted_tokens
-from moesim.simulator.serving.scheduler import Batch
+from moesim.simulator.serving.scheduler import StepBatch
 from moesim.simulator.serving.step import StepModel, in_slots, overlapped
 
 
@@ -22,7 +22,7 @@ def _deployment(**pool: object) -> Deployment:
 
 
 def test_parts_add_up_and_lie_in_the_interval() -> None:
-    cost = StepModel(_deployment(dp=16, ep=16)).cost([Batch(64, 64 * 4096, 0, 0, 0)] * 16)
+    cost = StepModel(_deployment(dp=16, ep=16)).cost([StepBatch(64, 64 * 4096, 0, 0, 0)] * 16)
     assert sum(part.exposed_s for part in cost.parts) == pytest.approx(cost.seconds)
     assert cost.low < cost.seconds < cost.high
 
@@ -38,7 +38,7 @@ def test_two_micro_batches_hide_the_shorter_of_compute_and_exchange() -> None:
 def test_prompts_alone_run_at_the_power_limit() -> None:
     """FP8 products on Hopper sustain 0.85 to 0.95 of their rate in a burst (profile hopper-sustained)."""
     both = _deployment(dp=16, ep=16)
-    batch = [Batch(0, 0, 2, 8_192, 8_192 * 2_048)] * 16
+    batch = [StepBatch(0, 0, 2, 8_192, 8_192 * 2_048)] * 16
     burst, sustained = (StepModel(replace(both, role=role)).cost(batch) for role in ("both", "prefill"))
     o_proj = [
         next(part.busy_s for part in cost.parts if part.name == "o_proj") for cost in (burst, sustained)
@@ -61,7 +61,7 @@ def test_accepted_tokens_come_from_measurements() -> None:
     assert accepted_tokens("deepseek-v3", 0) == 1.0
 
 
-def _pace_seconds(model: StepModel, ranks: list[Batch]) -> float:
+def _pace_seconds(model: StepModel, ranks: list[StepBatch]) -> float:
     return model.pace(0, ranks).first_ns * 1e-9
 
 
@@ -69,13 +69,13 @@ def _pace_seconds(model: StepModel, ranks: list[Batch]) -> float:
 def test_tables_keep_the_cost_within_one_percent(drafts: int) -> None:
     model = StepModel(_deployment(dp=16, ep=16, draft_tokens=drafts))
     for batch in (
-        Batch(37, 37 * 2345, 0, 0, 0),
-        Batch(201, 201 * 777, 0, 0, 0),
-        Batch(300, 300 * 9_001, 0, 0, 0),
-        Batch(0, 0, 3, 3_001, 3_001 * 700),
-        Batch(0, 0, 1, 97, 97 * 5_000),
+        StepBatch(37, 37 * 2345, 0, 0, 0),
+        StepBatch(201, 201 * 777, 0, 0, 0),
+        StepBatch(300, 300 * 9_001, 0, 0, 0),
+        StepBatch(0, 0, 3, 3_001, 3_001 * 700),
+        StepBatch(0, 0, 1, 97, 97 * 5_000),
     ):
-        ranks = [batch] * 15 + [Batch(1, 100, 0, 0, 0) if batch.decodes else batch]
+        ranks = [batch] * 15 + [StepBatch(1, 100, 0, 0, 0) if batch.decodes else batch]
         assert _pace_seconds(model, ranks) == pytest.approx(model.cost(ranks).seconds, rel=0.01)
 
 
@@ -83,7 +83,7 @@ def test_two_micro_batches_gain_with_many_rows_and_lose_with_few() -> None:
     """LMSYS, large-scale EP (2025-05): two-batch overlap gains at 256 tokens a rank and loses at 32."""
     seconds = {
         (rows, overlap): StepModel(_deployment(dp=32, ep=32, two_batch_overlap=overlap))
-        .cost([Batch(rows, rows * 2_000, 0, 0, 0)] * 32)
+        .cost([StepBatch(rows, rows * 2_000, 0, 0, 0)] * 32)
         .seconds
         for rows in (32, 256)
         for overlap in (False, True)
@@ -108,7 +108,7 @@ def test_with_few_tokens_some_rank_reads_more_experts_than_the_mean() -> None:
 )
 def test_habits_of_an_engine_shorten_its_steps(habit: str, without: object, part: str) -> None:
     """Sums over TP that norm as well, and shared experts beside routed ones, each left out once."""
-    batch = [Batch(8, 8 * 1_000, 0, 0, 0)]
+    batch = [StepBatch(8, 8 * 1_000, 0, 0, 0)]
     deployment = _deployment(tp=8, engine="sglang-0.5")
     bare = replace(deployment)
     bare.__dict__["engine"] = deployment.engine.model_copy(update={habit: without})

@@ -21,7 +21,7 @@ from moesim.simulator.serving.operators import (
     step_operators,
 )
 from moesim.simulator.serving.prices import eager_seconds, law_of, laws, price
-from moesim.simulator.serving.scheduler import Batch
+from moesim.simulator.serving.scheduler import StepBatch
 
 H200 = load_accelerator("h200-sxm")
 
@@ -33,7 +33,7 @@ def named(model: str, rows: StepRows, split: Split) -> dict[str, Operator]:
 
 
 def test_latent_attention_decodes_absorbed_and_prefills_per_head() -> None:
-    ops = named("deepseek-v3", StepRows.of(Batch(4, 4000, 1, 100, 5050)), Split(tp=2))
+    ops = named("deepseek-v3", StepRows.of(StepBatch(4, 4000, 1, 100, 5050)), Split(tp=2))
     decode, prefill = ops["decode"], ops["prefill"]
     assert decode.flop == pytest.approx(2 * 64 * 4000 * (576 + 512))
     assert decode.bytes_read == pytest.approx(4000 * 576 * 2 + 4 * 64 * 576 * 2)
@@ -43,21 +43,21 @@ def test_latent_attention_decodes_absorbed_and_prefills_per_head() -> None:
 
 
 def test_a_window_and_a_choice_limit_the_keys() -> None:
-    decodes = StepRows.of(Batch(2, 20_000, 0, 0, 0))
+    decodes = StepRows.of(StepBatch(2, 20_000, 0, 0, 0))
     assert decodes.decode_keys() == 20_000 and decodes.decode_keys(128) == 256
     assert named("deepseek-v3.2", decodes, Split())["decode"].flop == pytest.approx(2 * 128 * 4096 * 1088)
-    prompt = StepRows.of(Batch(0, 0, 1, 100, 100 * 1000 + 5050))  # 100 tokens behind 1,000
+    prompt = StepRows.of(StepBatch(0, 0, 1, 100, 100 * 1000 + 5050))  # 100 tokens behind 1,000
     assert prompt.keys_formed == pytest.approx(1100)
     assert prompt.prefill_keys(50) == pytest.approx(100 * 50)
     assert prompt.prefill_keys() == pytest.approx(prompt.pairs, rel=1e-3)
 
 
 def test_short_prompts_of_sparse_attention_run_dense_and_shared_choices_have_no_indexer() -> None:
-    short = named("deepseek-v3.2", StepRows.of(Batch(0, 0, 1, 1024, 1024 * 1025 // 2)), Split())
+    short = named("deepseek-v3.2", StepRows.of(StepBatch(0, 0, 1, 1024, 1024 * 1025 // 2)), Split())
     assert "kv_up" in short and "indexer.scores" not in short
-    long = named("deepseek-v3.2", StepRows.of(Batch(0, 0, 1, 4096, 4096 * 4097 // 2)), Split())
+    long = named("deepseek-v3.2", StepRows.of(StepBatch(0, 0, 1, 4096, 4096 * 4097 // 2)), Split())
     assert "q_absorb" in long and long["indexer.scores"].flop == pytest.approx(64 * 128 * 4096**2, rel=1e-3)
-    assert "indexer.scores" not in named("glm-5.2", StepRows.of(Batch(4, 40_000, 0, 0, 0)), Split())
+    assert "indexer.scores" not in named("glm-5.2", StepRows.of(StepBatch(4, 40_000, 0, 0, 0)), Split())
 
 
 def test_cache_rows_hold_latents_on_every_rank_and_heads_on_one() -> None:
@@ -71,7 +71,7 @@ def test_cache_rows_hold_latents_on_every_rank_and_heads_on_one() -> None:
 
 def test_a_step_has_each_kind_of_layer_once_and_drafts_one_more() -> None:
     shape, split = load_model("deepseek-v3"), Split(ep=32, weights="fp8", experts="fp8", kernels="deepgemm")
-    rows = StepRows.of(Batch(8, 8000, 0, 0, 0))
+    rows = StepRows.of(StepBatch(8, 8000, 0, 0, 0))
     load = ExpertLoad.of(shape.moe, split, 8.0 * 32)
     sections = step_operators(shape, rows, split, load)
     assert [(s.layer, s.part, s.layers) for s in sections if s.part == "attention"] == [

@@ -15,9 +15,9 @@ import pytest
 from lab.packed import read
 
 from moesim.simulator.scenario import load_scenario
-from moesim.simulator.serving.replicas import Pace, Served, StepTimes, serve_requests
+from moesim.simulator.serving.replicas import PaceModel, Served, StepPace, serve_requests
 from moesim.simulator.serving.requests import NS_PER_S, requests_of
-from moesim.simulator.serving.scheduler import Batch
+from moesim.simulator.serving.scheduler import StepBatch
 from moesim.simulator.serving.simulate import prepare
 
 BUDGET = 2048
@@ -35,7 +35,7 @@ NODE = {
 class Given:
     """Steps of a model, stretched to the tokens that each second wrote and read."""
 
-    def __init__(self, model: StepTimes, seconds: list[dict[str, float]]) -> None:
+    def __init__(self, model: PaceModel, seconds: list[dict[str, float]]) -> None:
         self.model = model
         self.wrote, self.read = (
             np.cumsum([second[name] for second in seconds])
@@ -43,15 +43,15 @@ class Given:
         )
         self.written = self.taken = 0
 
-    def seconds_of(self, ranks: Sequence[Batch]) -> float:
+    def seconds_of(self, ranks: Sequence[StepBatch]) -> float:
         return self.model.pace(0, ranks).first_ns
 
-    def pace(self, now_ns: int, ranks: Sequence[Batch]) -> Pace:
+    def pace(self, now_ns: int, ranks: Sequence[StepBatch]) -> StepPace:
         decodes = sum(batch.decodes for batch in ranks)
-        alone = self.seconds_of([Batch(b.decodes, b.context, 0, 0, 0) for b in ranks]) if decodes else 0.0
+        alone = self.seconds_of([StepBatch(b.decodes, b.context, 0, 0, 0) for b in ranks]) if decodes else 0.0
         read = [b.prefill_tokens or 512 for b in ranks]
         beside = [
-            Batch(b.decodes, b.context, 1, n, b.prefill_pairs or n * n // 2)
+            StepBatch(b.decodes, b.context, 1, n, b.prefill_pairs or n * n // 2)
             for b, n in zip(ranks, read, strict=True)
         ]
         token = (self.seconds_of(beside) - alone) / sum(read)
@@ -67,10 +67,10 @@ class Given:
             work, time = work - (end - time) / stretch, end
         self.written += decodes + sum(_finished(batch) for batch in ranks)
         self.taken += sum(batch.prefill_tokens for batch in ranks)
-        return Pace(time + work * stretch - now_ns, 0.0, 1)
+        return StepPace(time + work * stretch - now_ns, 0.0, 1)
 
 
-def _finished(batch: Batch) -> int:
+def _finished(batch: StepBatch) -> int:
     """Prompts that end in a step: all but one that the budget cuts."""
     return batch.prefills - (batch.prefills > 0 and batch.decodes + batch.prefill_tokens == BUDGET)
 
