@@ -10,8 +10,8 @@ from importlib import resources
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.validation import validate_model
@@ -233,10 +233,7 @@ def _serve(run: LoggedRun, cluster: str, times: type[StepModel] | None) -> Serve
     return prepare(load_scenario(data), _own_load(run), given).run()
 
 
-Seconds = NDArray[np.float64]
-
-
-def _latencies(run: LoggedRun, served: Served | None) -> tuple[Seconds, Seconds]:
+def _latencies(run: LoggedRun, served: Served | None) -> tuple[FloatArray, FloatArray]:
     """TTFT from the queue, and TPOT of a request, in seconds; measured without `served`."""
     requests = run.requests
     start, outputs = np.array(requests["queued_ns"]), np.array(requests["output_tokens"])

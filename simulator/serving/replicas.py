@@ -438,7 +438,8 @@ def serve_requests(
     tokeniser, an open loop); the result is the same. `watch`: is told every chunk of a prompt (one process).
     Raises InfeasibleError for requests that do not fit into the cache.
     """
-    apart = route == ROUND_ROBIN and prefill is concurrency is front_ns is watch is None
+    alone = all(each is None for each in (prefill, concurrency, front_ns, watch))
+    apart = alone and route == ROUND_ROBIN
     if workers > 1 and apart and len(requests) >= decode.replicas * decode.ranks > decode.ranks:
         return _served_apart(requests, decode, sample_ns, most_samples, workers)
     events = _Events(

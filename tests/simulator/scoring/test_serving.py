@@ -40,8 +40,8 @@ def row(**changes: object) -> ServingRow:
     fields: dict[str, object] = {
         "id": "x", "where": "x", "source": "x", "engine": "sglang", "release": "0.5.9",
         "model": "deepseek-ai/DeepSeek-R1", "hardware": "H200-SXM", "precision": "fp8", "day": "2026-03-25",
-        "group": "", "isl": 1024, "osl": 1024, "concurrency": 4, "plan": ServedPlan(1, 8, 1, 1), "ttft_s": 0.2,
-        "tpot_s": 0.01,
+        "group": "", "isl": 1024, "osl": 1024, "concurrency": 4, "plan": ServedPlan(1, 8, 1, 1),
+        "ttft_s": 0.2, "tpot_s": 0.01,
     }  # fmt: skip
     return ServingRow(**{**fields, **changes})
 
