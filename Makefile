@@ -45,6 +45,7 @@ proof: $(VENV)/.test
 	PYTHONPATH=tests/simulator/engine $(BIN)/python lab/proofs/engines/prove_engines.py --steps 1000 --prepared 200 --cases 10000 --table lab/docs/proof/engines.md
 	$(BIN)/python tests/simulator/planner/prove_plans.py
 	$(BIN)/python lab/proofs/trainers/prove.py $(TREES)
+	$(BIN)/python lab/proofs/serving/prove.py $(TREES)
 	$(BIN)/python -m pytest lab/tests
 	MOESIM_EVERY_PAGE=1 $(BIN)/python -m pytest -m long
 

@@ -31,6 +31,7 @@ from moesim.simulator.model.catalogue import read_model
 from moesim.simulator.model.huggingface import ImportedModel, to_yaml
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario, load_scenario, with_overrides
+from moesim.simulator.serving.requests import read_log
 
 MAX_BYTES = {"scenario": 1_000_000, "model": 1_000_000, "profile": 1_000_000, "topology": 4_000_000}
 """Limit on an unpacked upload, by kind; the readers have their own limits as well."""
@@ -44,13 +45,14 @@ ENDINGS: Mapping[str, tuple[str, ...]] = {
     "profile": (".yaml", ".yml", ".json"),
     "topology": (".xml", ".txt", ".edges"),
     "histogram": (".csv", ".npy", ".json"),
+    "load": (".jsonl", ".csv"),
 }
 """Allowed file name endings of each kind; `.gz` may follow."""
 
-TOKEN = re.compile(r"upload-[0-9a-f]{32}\.(?:yaml|yml|json|csv|npy|xml|txt|edges)")
+TOKEN = re.compile(r"upload-[0-9a-f]{32}\.(?:yaml|yml|json|jsonl|csv|npy|xml|txt|edges)")
 _NAME = re.compile(r'^(?:\{?\s{0,4}"name"|name)\s*:\s*("(?:[^"\\]|\\.)*"|[^,\n}]+)', re.MULTILINE)
 """The name at the head of a YAML or JSON file."""
-_FILE = re.compile(r"\.(?:ya?ml|json|csv|npy|npz|xml|txt|edges|pkl|gz|py|toml)$", re.IGNORECASE)
+_FILE = re.compile(r"\.(?:ya?ml|jsonl?|csv|npy|npz|xml|txt|edges|pkl|gz|xz|py|toml)$", re.IGNORECASE)
 _QUANTITY = re.compile(
     r"\s*[-+]?\$?\.?\d[\d_.,]*(?:[eE][-+]?\d+)?\s*(?:[A-Za-zµ$][A-Za-z0-9µ$-]*)?(?:/[A-Za-z-]+){1,2}\s*"
 )
@@ -304,12 +306,17 @@ def _read_histogram(path: Path) -> None:
     read_counts(path)
 
 
+def _read_load(path: Path) -> None:
+    read_log(path)
+
+
 _READERS: Mapping[str, Callable[..., Any]] = {
     "scenario": lambda path: scenario_of(path.name),
     "model": read_model,
     "profile": _read_profile,
     "topology": import_topology,
     "histogram": _read_histogram,
+    "load": _read_load,
 }
 
 

@@ -45,6 +45,7 @@ __all__ = [
     "GemmClass",
     "GemmRow",
     "GemmTable",
+    "KernelLaw",
     "Law",
     "MeasuredCurve",
     "Prior",
@@ -183,6 +184,24 @@ class Prior(Entry):
     high: Annotated[float, Field(gt=0, le=1)]
 
 
+class KernelLaw(Entry):
+    """Time of any shape of a family of inference kernels, whose name follows `serving.` in the id (eq. Q2).
+
+    A call takes `call_us`, `depth_ns` for each element of a contraction, and the longer of bytes at the share
+    `bandwidth` of the memory's and FLOPs at the share `peak` of the tensor cores', with `edge` more rows of a
+    group, or keys of a query. `lead`: of a module whose kernels Python launches, the share of its host time
+    `call_us` that passes before the main kernels. For the exchange between ranks, `bandwidth` is the share of
+    the scale-up rate and `peak` that of the NIC rate (eq. Q5).
+    """
+
+    call_us: Annotated[float, Field(gt=0, le=1e5)]
+    depth_ns: Annotated[float, Field(ge=0, le=1e3)] = 0.0
+    bandwidth: Annotated[float, Field(gt=0, le=1)] = 1.0
+    peak: Annotated[float, Field(gt=0, le=1)] = 1.0
+    edge: Annotated[float, Field(ge=0, le=1e5)] = 0.0
+    lead: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+
 LOST_BESIDE_NCCL = SourcedFraction(
     value=0.213,
     kind="measured",
@@ -250,6 +269,7 @@ class CalibrationProfile(PlainPart):
     curves: tuple[MeasuredCurve, ...] = ()
     laws: tuple[Law, ...] = ()
     priors: tuple[Prior, ...] = ()
+    kernel_laws: Annotated[tuple[KernelLaw, ...], Field(exclude_if=lambda value: not value)] = ()
 
     @model_validator(mode="after")
     def _ids_are_unique(self) -> Self:
@@ -269,6 +289,7 @@ class CalibrationProfile(PlainPart):
         yield from self.curves
         yield from self.laws
         yield from self.priors
+        yield from self.kernel_laws
 
     def curve(self, id_: str) -> MeasuredCurve:
         """The curve with an id; raises InputError, which lists the existing curves, where there is none."""
@@ -394,7 +415,7 @@ def _with(profile: CalibrationProfile, other: CalibrationProfile, path: Path) ->
         if entry.id in have and have[entry.id] != entry:
             raise InputError(f"{path}: entry {entry.id!r} of {other.name!r} is already defined differently")
     update: dict[str, Any] = {}
-    for field in ("gemm_tables", "curves", "laws", "priors"):
+    for field in ("gemm_tables", "curves", "laws", "priors", "kernel_laws"):
         update[field] = (*getattr(profile, field), *(e for e in getattr(other, field) if e.id not in have))
     update |= {
         f: getattr(other, f) for f in ("launch_gap", "kernel_floor", "power") if getattr(profile, f) is None
@@ -451,6 +472,6 @@ def _without(whole: SameObject[CalibrationProfile], names: tuple[str, ...]) -> C
     gone = {id_ for id_ in ids if any(fnmatchcase(id_, name) for name in names)}
     kept = {
         field: tuple(entry for entry in getattr(profile, field) if entry.id not in gone)
-        for field in ("gemm_tables", "curves", "laws", "priors")
+        for field in ("gemm_tables", "curves", "laws", "priors", "kernel_laws")
     }
     return profile.model_copy(update=kept)

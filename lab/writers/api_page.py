@@ -27,6 +27,7 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Planning", ("plan", "PlanSpace", "PlanResult", "compare_hardware", "HardwareComparison")),
     ("Training frameworks", ("trainer", "Trainer", "import_launch", "Understanding")),
     ("The whole run", ("run", "RunReport")),
+    ("Serving", ("serve", "ServingResult", "serve_plan", "ServingPlan", "serve_sweep", "ServingSweep")),
     ("Published figures", ("published", "score")),
     ("Errors", ("MoesimError", "InputError", "InfeasibleError")),
 )

@@ -82,7 +82,10 @@ def section() -> list[str]:
         "| plan | job | tuned by | tuned | winner | claim | by which keys |",
         "|---|---|---|---|---|---|---|",
         *cells,
-        *(f"| {r['id']} | {r['title']} | {teams[r['id']].team} | {r['tuned']} |  |  | {r['shares']} |" for r in left),
+        *(
+            f"| {r['id']} | {r['title']} | {teams[r['id']].team} | {r['tuned']} |  |  | {r['shares']} |"
+            for r in left
+        ),
         "",
         *(f"- `{plan.id}`: {plan.remark}." for plan in teams.values() if plan.remark),
         *([""] if any(plan.remark for plan in teams.values()) else []),

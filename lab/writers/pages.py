@@ -21,7 +21,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from lab.writers import boards
+from lab.writers import boards, serving_page
 from lab.writers.api_page import page as api_page
 from lab.writers.extend_page import filled as with_registries
 from lab.writers.home_board import COLLECTIVES, HOME_CASE, collectives_page, home_page
@@ -44,11 +44,11 @@ from lab.writers.walkthroughs import current_pages as walkthroughs
 
 from moesim.cli import main as command_line
 from moesim.simulator.scenario import load_scenario
-from moesim.simulator.trace.parts import score_all_parts
 from moesim.simulator.scoring.published import context_plans, placement_sensitivity, score
 from moesim.simulator.scoring.published_full_resolution import check_full
 from moesim.simulator.scoring.scoreboard.rows import KeptBoard
 from moesim.simulator.scoring.scoreboard.rows import kept_board as kept_scores
+from moesim.simulator.trace.parts import score_all_parts
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "validation.md"
@@ -125,6 +125,7 @@ def example_outputs() -> dict[Path, str]:
 def current_pages(scoreboard: bool = False) -> dict[Path, str]:
     """Every generated page as the code would write it now; the open scoreboard is kept unless asked for."""
     files = boards.computed() if scoreboard else boards.kept()
+    served = serving_page.computed() if scoreboard else serving_page.kept()
     board = boards.board(files)
     rows, placements = score(), placement_sensitivity(load_scenario(HOME))
     planner = PLANNER.read_text("utf-8")
@@ -136,6 +137,8 @@ def current_pages(scoreboard: bool = False) -> dict[Path, str]:
         PARTS: parts_table(list(score_all_parts())),
         **files,
         **board_pages(files, board),
+        **served,
+        serving_page.PAGE: serving_page.page(served),
         KEPT_BOARD: kept_board(board),
         README: readme_with_answer(),
         PLANNER: planner.replace(searches_on(planner), searches),

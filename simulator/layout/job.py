@@ -15,6 +15,7 @@ from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.machine import check_machine
 from moesim.simulator.scenario.sections import Pool
+from moesim.simulator.scenario.stated import is_stated
 from moesim.simulator.schedules import Schedule, fleet_defaults
 
 
@@ -101,6 +102,11 @@ def resolve(
     InputError for names and files that do not exist, for a fleet, for a dispatcher that nobody knows, and,
     all in one error, for the profile, formats, kernels and SMs that the accelerator does not have.
     """
+    if scenario.serving is not None and not is_stated(scenario, "batch"):
+        raise InputError(
+            f"scenario {scenario.name} says how the model is served, not how it is trained: state parallel "
+            "and batch for a training step, or use `moesim serve simulate`"
+        )
     shape, cluster = shape or scenario.shape, scenario.machine
     chosen = scenario.calibration if profile is None else profile
     check_machine(scenario, cluster, chosen)

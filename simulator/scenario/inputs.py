@@ -91,7 +91,8 @@ class Inputs(Section):
     """The stated keys with everything applied; models and clusters from files are written into it."""
     files: dict[str, str] = Field(default_factory=dict, exclude_if=lambda value: not value)
     """SHA-256 of the files that `scenario` names, by key."""
-    plan: PlanInputs
+    plan: PlanInputs | None = Field(None, exclude_if=lambda value: value is None)
+    """Left out of a scenario that is only served."""
     engine: str
     """What computed the step: discrete events, or the closed form."""
     version: str
@@ -105,7 +106,7 @@ class Inputs(Section):
             "of": self.source if self.source not in (None, self.name) else "",
             "with": ", ".join(texts),
             "by rule": ", ".join(self.left_to_rules),
-            "plan": str(self.plan) if plan else "",
+            "plan": str(self.plan) if plan and self.plan else "",
         }
         lines = []
         for title, text in rows.items():
@@ -158,7 +159,7 @@ def inputs_of(scenario: Scenario, engine: str = EVENTS, n_gpus: int | None = Non
         left_to_rules=tuple(key for key in origin.left if key.split(".")[0] not in origin.copied),
         scenario=data,
         files={key: _digest(path) for key, path in paths.items() if is_there(path)},
-        plan=_plan(scenario, n_gpus),
+        plan=_plan(scenario, n_gpus) if scenario.trains else None,
         engine=engine,
         version=__version__,
     )

@@ -15,15 +15,16 @@ from moesim.simulator.scenario.origin import ScenarioOrigin, changes_of
 from moesim.simulator.scenario.scenario import Scenario, changed_scenario
 
 PRESETS = "data/scenarios"
+SERVING_PRESETS = f"{PRESETS}/serving"
 
 AnyScenario: TypeAlias = Scenario | str | Path | Mapping[str, Any] | HasInputs
 """What stands for a scenario wherever one is an argument: the scenario itself, a preset's name, the path of a
 file, its keys as plain data, or a result, which carries the scenario that it is of."""
 
 
-def preset_names() -> list[str]:
-    """Names of the scenarios that ship with the package."""
-    folder = resources.files("moesim.simulator").joinpath(PRESETS)
+def preset_names(*, serving: bool = False) -> list[str]:
+    """Names of the scenarios that ship with the package: those of training, or those for `moesim serve`."""
+    folder = resources.files("moesim.simulator").joinpath(SERVING_PRESETS if serving else PRESETS)
     return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
@@ -55,25 +56,32 @@ def load_scenario(what: AnyScenario, overrides: Sequence[str] = ()) -> Scenario:
 
 def _read(name_or_path: str) -> tuple[ScenarioOrigin, str | None]:
     """(origin, folder of relative paths) of a preset or a file."""
-    if name_or_path in preset_names():
-        folder = resources.files("moesim.simulator").joinpath(PRESETS)
+    if preset_folder := _preset_folder(name_or_path):
+        folder = resources.files("moesim.simulator").joinpath(preset_folder)
         place = f"preset {name_or_path}"
         data = parse_mapping(folder.joinpath(f"{name_or_path}.yaml").read_text("utf-8"), place)
         return ScenarioOrigin(name_or_path, data, place), _folder(name_or_path)
     if name_or_path.lower().endswith(EXTENSIONS):
         data = load_mapping(Path(name_or_path))
         return _of_data(data, name_or_path, name_or_path, _folder(name_or_path))
+    known = [*preset_names(), *preset_names(serving=True)]
     raise InputError(
-        f"unknown scenario {name_or_path!r}{nearest(name_or_path, preset_names())}; presets: "
-        f"{', '.join(preset_names())}; or give a file that ends in {', '.join(EXTENSIONS)}"
+        f"unknown scenario {name_or_path!r}{nearest(name_or_path, known)}; presets: {', '.join(known)}; "
+        f"or give a file that ends in {', '.join(EXTENSIONS)}"
     )
+
+
+def _preset_folder(name: str) -> str | None:
+    """The folder of a preset's file in the package; None for other names."""
+    folders = {PRESETS: preset_names(), SERVING_PRESETS: preset_names(serving=True)}
+    return next((folder for folder, names in folders.items() if name in names), None)
 
 
 def _folder(source: str) -> str:
     """The folder that relative paths in a preset or file start from."""
-    if source not in preset_names():
+    if (folder := _preset_folder(source)) is None:
         return str(Path(source).parent)
-    with resources.as_file(resources.files("moesim.simulator").joinpath(PRESETS)) as real:
+    with resources.as_file(resources.files("moesim.simulator").joinpath(folder)) as real:
         return str(real)
 
 

@@ -60,6 +60,7 @@ from moesim.simulator.scenario.sections import (
     Stages,
     Variation,
 )
+from moesim.simulator.scenario.serving import Serving
 from moesim.simulator.scenario.stated import as_stated, fill_defaults, is_stated, list_defaults, without_nulls
 
 # -- scenario text -----------------------------------------------------------------------------------
@@ -151,6 +152,10 @@ def _own(value: object, source: str) -> object:
     return value
 
 
+_OF_TRAINING = ("parallel", "batch")
+"""Keys that a scenario states unless it has `serving`."""
+
+
 class Scenario(Section):
     """Input of one prediction; the keys of a scenario file are these field names.
 
@@ -159,7 +164,10 @@ class Scenario(Section):
     """
 
     model_config = ConfigDict(
-        json_schema_extra={"anyOf": [{"required": ["cluster"]}, {"required": ["fleet"]}]}
+        json_schema_extra={
+            "anyOf": [{"required": ["cluster"]}, {"required": ["fleet"]}],
+            "allOf": [{"anyOf": [{"required": ["parallel", "batch"]}, {"required": ["serving"]}]}],
+        }
     )
 
     name: str = Field(
@@ -193,12 +201,13 @@ class Scenario(Section):
         description="Recipe: a name or its fields. Absent: fp8 where the model was trained in FP8 and the "
         "accelerator has it, else bf16.",
     )
-    parallel: ParallelPlan
-    """Degrees of parallelism."""
+    parallel: ParallelPlan = Field(default_factory=ParallelPlan, description="Degrees of parallelism.")
     schedule: str = "1f1b"
     """A name, or a CSV file in PyTorch's pipelining notation (sends awaited if bidirectional)."""
-    batch: Batch
-    """Sequences of one step over the whole cluster, and their length."""
+    batch: Batch = Field(
+        default_factory=lambda: Batch(sequences=1, sequence_length=4096),
+        description="Sequences of one step over the whole cluster, and their length.",
+    )
     stages: Stages = Stages()
     """Which layers each pipeline stage holds."""
     communication: Communication = Communication()
@@ -226,6 +235,8 @@ class Scenario(Section):
         description="The trainer's release and host, and what it does in another way. Absent: the usual ones "
         "of the accelerator.",
     )
+    serving: Serving | None = Field(None, exclude_if=lambda value: value is None)
+    """How the model is served, for `moesim serve`; training does not read it."""
     seed: int = Field(0, ge=0, lt=2**63)
     """Seed of every random draw."""
     _base: str | None = PrivateAttr(None)
@@ -242,6 +253,13 @@ class Scenario(Section):
     @classmethod
     def _null_is_left_out(cls, data: Any) -> Any:
         return without_nulls(data) if isinstance(data, Mapping) else data
+
+    @model_validator(mode="after")
+    def _says_what_runs(self) -> Scenario:
+        if missing := [key for key in _OF_TRAINING if not is_stated(self, key) and self.serving is None]:
+            noun, verb = ("the key", "is") if len(missing) == 1 else ("the keys", "are")
+            raise ValueError(f"{noun} {', '.join(missing)} {verb} missing")
+        return self
 
     @model_validator(mode="after")
     def _one_place(self) -> Scenario:
@@ -262,6 +280,9 @@ class Scenario(Section):
     @model_serializer(mode="wrap")
     def _as_stated(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
         data: dict[str, Any] = handler(self)
+        for key in _OF_TRAINING:
+            if self.serving is not None and not is_stated(self, key):
+                data.pop(key, None)  # else it would count as stated when it is read again
         return as_stated(self, data, resolved=bool((info.context or {}).get("resolved")))
 
     def __str__(self) -> str:
@@ -291,6 +312,11 @@ class Scenario(Section):
     def defaults_on(self, machines: Sequence[Cluster]) -> tuple[Default, ...]:
         """Return `defaults`, given the clusters of the scenario or of its pools, already loaded."""
         return list_defaults(self, self._defaults, machines)
+
+    @property
+    def trains(self) -> bool:
+        """Whether it states a training step; a scenario with `serving` may leave that out."""
+        return all(is_stated(self, key) for key in _OF_TRAINING)
 
     @property
     def recipe(self) -> Precision:

@@ -13,7 +13,7 @@ from typing import Any
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.common.processes import worker_pool
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.studies.space import evaluate, evaluate_group
+from moesim.simulator.studies.space import Measure, evaluate_group
 from moesim.simulator.studies.store import PointOutcome
 from moesim.version import __version__
 
@@ -39,12 +39,12 @@ DIED = (
 
 
 def outcomes_here(
-    groups: Iterable[Group], wanted: Wanted, uncertainty: bool
+    groups: Iterable[Group], wanted: Wanted, measure: Measure
 ) -> Iterator[tuple[int, PointOutcome]]:
     """Compute the outcomes one after the other in this process."""
     for number, scenario in chain.from_iterable(groups):
         if wanted(number):
-            yield number, evaluate(scenario, uncertainty)
+            yield number, measure(scenario)
 
 
 def start_pool(workers: int) -> ProcessPoolExecutor:
@@ -62,7 +62,7 @@ def _ready() -> None:
 def outcomes_locally(
     groups: Iterable[Group],
     wanted: Wanted,
-    uncertainty: bool,
+    measure: Measure,
     workers: int,
     pool: ProcessPoolExecutor | None = None,
 ) -> Iterator[tuple[int, PointOutcome]]:
@@ -78,7 +78,7 @@ def outcomes_locally(
         while waiting or running:
             while waiting and len(running) < AHEAD * workers:
                 group: Group = [task for task in waiting.popleft() if wanted(task[0])]
-                if group and not _submit(pool, running, group, uncertainty):
+                if group and not _submit(pool, running, group, measure):
                     waiting.appendleft(group)
                     break
             suspects: list[Task] = []
@@ -99,7 +99,7 @@ def outcomes_locally(
                     yield from _numbered(group, outcomes)
                 pool.shutdown(cancel_futures=True)
                 for number, scenario in sorted(suspects, key=lambda task: task[0]):
-                    yield number, _alone(scenario, uncertainty)
+                    yield number, _alone(scenario, measure)
                 pool = worker_pool(workers)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -110,26 +110,26 @@ def _numbered(group: Group, outcomes: Iterable[PointOutcome]) -> Iterator[tuple[
 
 
 def _submit(
-    pool: Executor, running: dict[Future[list[PointOutcome]], Group], group: Group, uncertainty: bool
+    pool: Executor, running: dict[Future[list[PointOutcome]], Group], group: Group, measure: Measure
 ) -> bool:
     scenarios = [scenario for _, scenario in group]
     try:
-        running[pool.submit(evaluate_group, scenarios, uncertainty)] = group
+        running[pool.submit(evaluate_group, scenarios, measure)] = group
     except BrokenProcessPool:
         return False
     return True
 
 
-def _alone(scenario: Scenario, uncertainty: bool) -> PointOutcome:
+def _alone(scenario: Scenario, measure: Measure) -> PointOutcome:
     with worker_pool(1) as pool:
         try:
-            return pool.submit(evaluate, scenario, uncertainty).result()
+            return pool.submit(measure, scenario).result()
         except BrokenProcessPool:
             return PointOutcome("failed", DIED, {}, "")
 
 
 def outcomes_on_dask(
-    groups: Iterable[Group], wanted: Wanted, uncertainty: bool, address: str
+    groups: Iterable[Group], wanted: Wanted, measure: Measure, address: str
 ) -> Iterator[tuple[int, PointOutcome]]:
     """Compute the outcomes on a Dask cluster, and yield them as they finish.
 
@@ -162,7 +162,7 @@ def outcomes_on_dask(
             for _ in range(min(n, len(waiting))):
                 group = waiting.popleft()
                 scenarios = [scenario for _, scenario in group]
-                future = client.submit(evaluate_group, scenarios, uncertainty, pure=False, retries=1)
+                future = client.submit(evaluate_group, scenarios, measure, pure=False, retries=1)
                 given[future.key] = group
                 pool.add(future)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, product
 from math import prod
@@ -225,11 +225,15 @@ def _text(point: KeyValues, key: str) -> str:
 # One point of a sweep: the key of its scenario, and its prediction in any process.
 
 
-def key_of(scenario: Scenario, uncertainty: bool = False, engine_draws: int = 0) -> Key:
+Measure = Callable[[Scenario], PointOutcome]
+"""What a sweep finds out about a point; one that other processes run is a function of a module."""
+
+
+def key_of(scenario: Scenario, uncertainty: bool = False, engine_draws: int = 0, measure: str = "") -> Key:
     """The key of a scenario, which hashes its keys and the content of the model, cluster and files it names.
 
     `uncertainty` and `engine_draws`: whether the prediction has bands, and from how many engine runs further
-    ones are taken.
+    ones are taken. `measure`: name of what else than a training step is predicted.
 
     Raises InputError if one of them cannot be read.
     """
@@ -241,6 +245,7 @@ def key_of(scenario: Scenario, uncertainty: bool = False, engine_draws: int = 0)
         "files": {name: _digest(scenario.path(name)) for name in _files(scenario)},
         "uncertainty": uncertainty,
         **({"engine_draws": engine_draws} if engine_draws else {}),
+        **({"measure": measure} if measure else {}),
         **({"defaults": chosen} if (chosen := [item.key for item in scenario.defaults]) else {}),
     }
     text = json.dumps(content, sort_keys=True, default=str)
@@ -249,8 +254,9 @@ def key_of(scenario: Scenario, uncertainty: bool = False, engine_draws: int = 0)
 
 
 def _files(scenario: Scenario) -> list[str]:
-    """Names of the further files that a scenario reads: its schedule and its recorded expert counts."""
-    named = [getattr(scenario.routing.load, "file", None), scenario.schedule]
+    """Names of the further files that a scenario reads: schedule, expert counts and log of requests."""
+    log = scenario.serving.load.log if scenario.serving else None
+    named = [getattr(scenario.routing.load, "file", None), scenario.schedule, log]
     return [name for name in named if name and is_there(Path(scenario.path(name)))]
 
 
@@ -268,9 +274,9 @@ def evaluate(scenario: Scenario, uncertainty: bool = False) -> PointOutcome:
     return replace(outcome, work_s=time.perf_counter() - began)
 
 
-def evaluate_group(scenarios: Sequence[Scenario], uncertainty: bool = False) -> list[PointOutcome]:
+def evaluate_group(scenarios: Sequence[Scenario], measure: Measure) -> list[PointOutcome]:
     """Predict scenarios one after the other, so that each uses what the ones before it left to share."""
-    return [evaluate(scenario, uncertainty) for scenario in scenarios]
+    return [measure(scenario) for scenario in scenarios]
 
 
 def _outcome(scenario: Scenario, uncertainty: bool) -> PointOutcome:

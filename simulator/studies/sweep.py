@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import fsum
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.scenario import AnyScenario, Scenario, load_scenario
 from moesim.simulator.scenario.inputs import Inputs, inputs_of
 from moesim.simulator.studies.pool import Task, outcomes_here, outcomes_locally, outcomes_on_dask, start_pool
-from moesim.simulator.studies.space import Space, key_of, points, work_groups, work_order
+from moesim.simulator.studies.space import Measure, Space, evaluate, key_of, points, work_groups, work_order
 from moesim.simulator.studies.store import Key, PointOutcome, Status, Store
 from moesim.version import __version__
 
@@ -129,6 +130,7 @@ def sweep(
     scheduler: str | None = None,
     store: str | Path | None = None,
     uncertainty: bool = False,
+    measure: Measure | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Sweep:
     """Predict `scenario`, with overrides as for `load_scenario`, at every point of a space.
@@ -138,9 +140,9 @@ def sweep(
     computes in this process). `scheduler`: address of a Dask cluster to use instead. `store`: SQLite file
     that keeps points as soon as the group that a worker computes is known (`work_order.LARGEST` points at
     most); a sweep that is started again computes only the missing points. `uncertainty`: add P10, P50 and
-    P90. A point that is refused or does not fit is kept with its reason. A script must call this below
-    `if __name__ == "__main__":`. Raises InputError for a malformed space or store, and for a key that no
-    scenario has before anything is computed.
+    P90. `measure`: what else than a training step is predicted at each point. A point that is refused or does
+    not fit is kept with its reason. A script must call this below `if __name__ == "__main__":`. Raises
+    InputError for a malformed space or store, and for a key that no scenario has before anything is computed.
     """
     if workers is not None and not 1 <= workers <= MOST_WORKERS:
         raise InputError(f"workers={workers} is not between 1 and {MOST_WORKERS}")
@@ -154,7 +156,7 @@ def sweep(
             raise UnknownKeyError(f"the sweep cannot vary it: {error}") from None
         except InputError:  # an illegal value; the point will say so
             continue
-    run = _Run(scenario, design_points, uncertainty, progress)
+    run = _Run(scenario, design_points, uncertainty, measure, progress)
     if store is None:
         run.compute(None, workers, scheduler)
     else:
@@ -181,9 +183,12 @@ class _Run:
         scenario: Scenario,
         design: list[dict[str, Any]],
         uncertainty: bool,
+        measure: Measure | None,
         progress: Callable[[Progress], None] | None,
     ) -> None:
         self.scenario, self.design, self.uncertainty = scenario, design, uncertainty
+        self.measure = measure or partial(evaluate, uncertainty=uncertainty)
+        self.measured = "" if measure is None else f"{measure.__module__}.{measure.__qualname__}"
         self.progress = progress
         self.keys: dict[int, Key] = {}
         self.outcomes: dict[int, PointOutcome] = {}
@@ -211,11 +216,11 @@ class _Run:
             return
         groups = work_groups(((self.design[task[0]], task) for task in tasks), workers)
         if scheduler is not None:
-            stream = outcomes_on_dask(groups, wanted, self.uncertainty, scheduler)
+            stream = outcomes_on_dask(groups, wanted, self.measure, scheduler)
         elif pool is None:
-            stream = outcomes_here(groups, wanted, self.uncertainty)
+            stream = outcomes_here(groups, wanted, self.measure)
         else:
-            stream = outcomes_locally(groups, wanted, self.uncertainty, workers, pool)
+            stream = outcomes_locally(groups, wanted, self.measure, workers, pool)
         for number, outcome in stream:
             self._keep(store, number, outcome)
             self._tell()
@@ -230,7 +235,7 @@ class _Run:
             values = self.design[number]
             try:
                 scenario = self.scenario.replace(**values)
-                self.keys[number] = key_of(scenario, self.uncertainty)
+                self.keys[number] = key_of(scenario, self.uncertainty, measure=self.measured)
             except InputError as error:
                 # The key of a point whose scenario is illegal.
                 text = json.dumps([self.scenario.resolved(), values], sort_keys=True, default=str)

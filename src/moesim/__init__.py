@@ -11,7 +11,8 @@ Every function takes a scenario first: a `Scenario`, a preset's name, a path, or
 it is of in `inputs`; then overrides such as "parallel.ep=32", which are applied or refused. `load` gives the
 `Scenario`. `simulate` predicts a step, `estimate` in closed form; `explain`, `compare`, `sweep`, `interval`
 and `sensitivity` study it. `plan` searches plans, `compare_hardware` on several clusters; `run` predicts the
-whole run, and `score` compares the home case with every published figure.
+whole run, `serve` serves requests with the model, and `score` compares the home case with every published
+figure.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from moesim.simulator.scenario import AnyScenario, Scenario
     from moesim.simulator.scenario.inputs import Inputs
     from moesim.simulator.scoring.published import Row, score
+    from moesim.simulator.serving.results import ServingResult
     from moesim.simulator.studies.compare import Comparison, Neighbour
     from moesim.simulator.studies.explain import Explanation
     from moesim.simulator.studies.sweep import Progress, Sweep, sweep
@@ -64,6 +66,9 @@ __all__ = [
     "RunReport",
     "Scenario",
     "Sensitivity",
+    "ServingPlan",
+    "ServingResult",
+    "ServingSweep",
     "Sweep",
     "Timeline",
     "Trainer",
@@ -88,6 +93,9 @@ __all__ = [
     "run",
     "score",
     "sensitivity",
+    "serve",
+    "serve_plan",
+    "serve_sweep",
     "simulate",
     "sweep",
     "timeline",
@@ -110,6 +118,10 @@ _LAZY = {
     "simulator.scenario.inputs": "Inputs",
     "simulator.scenario.scenario": "Scenario",
     "simulator.scoring.published": "score",
+    "simulator.serving.results": "ServingResult",
+    "simulator.serving.sized": "ServingPlan",
+    "simulator.serving.sizing": "serve_plan",
+    "simulator.serving.sweep": "ServingSweep serve_sweep",
     "simulator.studies.compare": "Comparison",
     "simulator.studies.explain": "Explanation",
     "simulator.studies.sweep": "Progress Sweep sweep",
@@ -219,11 +231,11 @@ def trainer(name: str) -> Trainer:
     return trainer_of(name)
 
 
-def presets() -> list[str]:
-    """Names of the scenarios that ship with the package."""
+def presets(*, serving: bool = False) -> list[str]:
+    """Names of the scenarios that ship with the package: those of training, or those for `serve`."""
     from moesim.simulator.scenario import preset_names
 
-    return preset_names()
+    return preset_names(serving=serving)
 
 
 def check(scenario: AnyScenario, *overrides: str) -> Check:
@@ -418,6 +430,17 @@ def run(
     from moesim.simulator.studies.whole_run import predict_run
 
     return predict_run(load(scenario, *overrides), step_time_s, uncertainty)
+
+
+def serve(scenario: AnyScenario, *overrides: str) -> ServingResult:
+    """Serve the load of a scenario on the replicas of its section `serving`, request by request.
+
+    The result has latencies, rates, goodput, cost and energy. Raises InputError for what cannot be served as
+    stated, InfeasibleError where weights or requests do not fit.
+    """
+    from moesim.simulator.serving.simulate import serve as run
+
+    return run(load(scenario, *overrides))
 
 
 def __getattr__(name: str) -> object:

@@ -21,7 +21,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import moesim
-from moesim.cli import calibrate, eplb, import_launch, plan, run, simulate, studies, topology, trace
+from moesim.cli import calibrate, eplb, import_launch, plan, run, serve, simulate, studies, topology, trace
 from moesim.cli.console import (
     AsJson,
     Force,
@@ -60,6 +60,7 @@ traces = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(traces, name="trace")
+app.add_typer(serve.serving, name="serve")
 
 
 class ServerError(MoesimError):
@@ -311,17 +312,21 @@ def hardware(
 
 
 @app.command()
-def schema(what: Annotated[str, typer.Argument(help="scenario or result.")]) -> None:
-    """Print the JSON Schema of a scenario file or of a result."""
+def schema(what: Annotated[str, typer.Argument(help="scenario, result or serving.")]) -> None:
+    """Print the JSON Schema of a scenario file, of a result, or of a result of serving."""
     from moesim.hwmodels.validation import nearest
 
-    known = ["scenario", "result"]
+    known = ["scenario", "result", "serving"]
     if what not in known:
         raise InputError(f"schema {what!r} is not one of {', '.join(known)}{nearest(what, known)}")
     if what == "scenario":
         from moesim.simulator.scenario import Scenario
 
         print_json({"$schema": DIALECT, **Scenario.model_json_schema()})
+    elif what == "serving":
+        from moesim.simulator.serving.results import ServingResult
+
+        print_json({"$schema": DIALECT, **ServingResult.model_json_schema(mode="serialization")})
     else:
         from moesim.simulator.predict.result import Result
 

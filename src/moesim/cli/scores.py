@@ -134,7 +134,13 @@ def _dispatched(
         return rows, list(pool.map(score_dispatcher_row, rows))
 
 
-def print_order(scores: Sequence[OrderScore]) -> None:
+TRAINED = (
+    "family: one model, hardware, GPUs, sequence, batch and precision; regret: measured step of the plan "
+    "that is predicted to be fastest, over that of the fastest"
+)
+
+
+def print_order(scores: Sequence[OrderScore], meaning: str = TRAINED) -> None:
     """Print how well plans are ordered, and the families in which the predicted best plan costs most."""
     if not scores:
         return
@@ -148,10 +154,9 @@ def print_order(scores: Sequence[OrderScore]) -> None:
                "best picked", "regret, median", "worst")  # fmt: skip
     print_table(headers, cells, right=range(1, 9))
     print_text(
-        "family: one model, hardware, GPUs, sequence, batch and precision; pair: two of its plans whose "
-        f"measured steps differ by more than {APART:.0%}; called tied: pairs that the interval of their "
-        "predicted difference does not tell apart; regret: measured step of the plan that is predicted to be "
-        f"fastest, over that of the fastest; best picked: a regret of at most {APART:.0%}"
+        f"{meaning}; pair: two of its plans that were measured to differ by more than {APART:.0%}; called "
+        "tied: pairs that the interval of their predicted difference does not tell apart; best picked: a "
+        f"regret of at most {APART:.0%}"
     )
     worst = sorted((f for s in scores for f in s.families if f.regret > APART), key=lambda f: -f.regret)
     if worst:

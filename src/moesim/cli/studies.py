@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from moesim.simulator.predict.step import Prepared
     from moesim.simulator.predict.work_size import EngineBands, Uncertainty
     from moesim.simulator.studies.explain import Counterfactuals
+    from moesim.simulator.studies.sweep import Sweep
 
 
 # -- compare -----------------------------------------------------------------------------------------
@@ -198,6 +199,11 @@ def sweep(
         print_table(headers, rows, right=range(len(space) + 1, len(space) + 6))
         kept = "" if store is None else f", {found.reused} from {store}"
         print_text(f"{len(found.points)} points, {found.computed} computed{kept}")
+    check_possible(found)
+
+
+def check_possible(found: Sweep) -> None:
+    """Exit with 1 where a point failed; raise InfeasibleError or InputError where no point is possible."""
     failed = [point for point in found.points if point.status == "failed"]
     if failed:
         typer.echo(f"{len(failed)} points failed, first: {failed[0].reason}", err=True)

@@ -122,6 +122,7 @@ def print_collectives(groups: Sequence[GroupSummary]) -> None:
 
 def print_presets(as_json: bool) -> None:
     """Print every shipped scenario with its confidence."""
+    from moesim.simulator.scenario import preset_names
     from moesim.simulator.scenario.presets import shipped_presets
 
     rows = shipped_presets()
@@ -131,6 +132,7 @@ def print_presets(as_json: bool) -> None:
     headers = ("preset", "model", "GPUs", "accelerator", "confidence", "description")
     cells = [(r.preset, r.model, f"{r.n_gpus:,}", r.accelerator, r.confidence, r.description) for r in rows]
     print_table(headers, cells, right=(2,))
+    print_text(f"For `moesim serve simulate`: {', '.join(preset_names(serving=True))}.")
 
 
 def print_hardware(name: str | None, as_json: bool) -> None:

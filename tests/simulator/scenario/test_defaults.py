@@ -333,7 +333,7 @@ def test_a_missing_required_key_is_named() -> None:
 
 def test_the_schema_says_what_an_absent_key_means() -> None:
     schema = Scenario.model_json_schema()
-    assert set(schema["required"]) == {"model", "parallel", "batch"}
+    assert set(schema["required"]) == {"model"}
     for key in RULES:
         *section, name = key.split(".")
         where = schema["properties"] if not section else definition(schema, section[0])["properties"]

@@ -46,7 +46,7 @@ def test_the_json_of_a_result_loads_into_the_same_prediction(tmp_path: Path) -> 
     round_trip(moesim.simulate(PAIR, "communication.sms=16"), tmp_path / "pair.json")
     fleet = moesim.simulate(EXAMPLES / "mixed.yaml", "batch.sequences=64")
     round_trip(fleet, tmp_path / "fleet.json")
-    assert fleet.inputs.plan.n_gpus == 128
+    assert fleet.inputs.plan is not None and fleet.inputs.plan.n_gpus == 128
 
 
 def test_a_result_of_a_model_file_carries_the_model(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def test_the_schema_describes_every_key() -> None:
     schema = Scenario.model_json_schema()
     assert set(schema["properties"]) == set(Scenario.model_fields)
     assert schema["additionalProperties"] is False
-    assert set(schema["required"]) == {"model", "parallel", "batch"}
+    assert set(schema["required"]) == {"model"}
     assert schema["anyOf"] == [{"required": ["cluster"]}, {"required": ["fleet"]}]
 
 

@@ -19,7 +19,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.yaml_io import dump_mapping, load_mapping
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.studies.pool import DIED, outcomes_locally, outcomes_on_dask
-from moesim.simulator.studies.space import key_of
+from moesim.simulator.studies.space import evaluate, key_of
 from moesim.simulator.studies.store import PointOutcome, Store
 from moesim.simulator.studies.sweep import Progress, Sweep, survey, sweep
 
@@ -160,7 +160,7 @@ class Bomb:
 def test_a_worker_that_dies_takes_no_other_point_with_it(small: Scenario) -> None:
     bomb: Any = Bomb()
     tasks = [(n, bomb if n == 1 else small.replace(seed=n)) for n in range(4)]
-    found = dict(outcomes_locally([tasks[:2], tasks[2:]], lambda number: True, False, 2))
+    found = dict(outcomes_locally([tasks[:2], tasks[2:]], lambda number: True, evaluate, 2))
     assert {n: o.status for n, o in found.items()} == {0: "ok", 1: "failed", 2: "ok", 3: "ok"}
     assert found[1].reason == DIED
 
@@ -200,7 +200,7 @@ def test_a_scheduler_that_is_not_there_is_told(small: Scenario, monkeypatch: pyt
     pytest.importorskip("distributed")
     monkeypatch.setattr("moesim.simulator.studies.pool.CONNECT_S", 0.2)
     with pytest.raises(InputError, match="no answer"):
-        list(outcomes_on_dask([[(0, small)]], lambda number: True, False, "tcp://127.0.0.1:9"))
+        list(outcomes_on_dask([[(0, small)]], lambda number: True, evaluate, "tcp://127.0.0.1:9"))
 
 
 def test_bad_arguments_are_told(small: Scenario, here: Sweep) -> None:

@@ -1,0 +1,339 @@
+"""A served model with everything loaded that its scenario names, one pool of replicas at a time (pure)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from importlib import resources
+from math import ceil, sqrt
+from typing import Any, NamedTuple
+
+from moesim.hwmodels.calibration import CalibrationProfile
+from moesim.hwmodels.cluster import Cluster
+from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.hwmodels.yaml_io import parse_mapping
+from moesim.simulator.common.order_statistics import expected_maximum
+from moesim.simulator.model.attention.grouped_query import GroupedQueryAttention
+from moesim.simulator.model.attention.mla import MLA
+from moesim.simulator.model.block import MTP
+from moesim.simulator.model.counts import block_parameters
+from moesim.simulator.model.precision import BYTES_PER_ELEMENT
+from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.defaults import spread
+from moesim.simulator.scenario.serving import Format, Serving, ServingPool
+from moesim.simulator.serving.engines import ServingEngine, engine
+from moesim.simulator.serving.linear import ELEMENT_BYTES
+from moesim.simulator.serving.operators import Split, cache_bytes_per_token
+from moesim.simulator.serving.scheduler import Policy
+
+CONTEXT_BYTES = 1.5e9
+"""Memory of the driver's context, NCCL's and DeepEP's buffers and captured graphs: assumed, 1 to 3 GB."""
+
+
+@lru_cache(maxsize=8)
+def _table(name: str) -> dict[str, Any]:
+    """A data file of serving."""
+    text = (resources.files("moesim.simulator") / "data" / "serving" / f"{name}.yaml").read_text("utf-8")
+    return parse_mapping(text, f"data/serving/{name}.yaml")
+
+
+def published_formats(model: str) -> tuple[Format, Format]:
+    """Formats of linear layers and of routed experts in which a model was published; else BF16."""
+    row = _table("formats").get(model, {})
+    return row.get("linear", "bf16"), row.get("experts", "bf16")
+
+
+def accepted_tokens(model: str, drafts: int) -> float:
+    """Mean tokens of a decode step with so many drafts: measured, or those of the nearest measured model."""
+    table = _table("acceptance")
+    measured = table["measured"]
+    row = measured.get(model) or measured[table["as"].get(model, table["default"])]
+    return 1.0 if not drafts else float(row[min(drafts, len(row)) - 1])
+
+
+class Spreads(NamedTuple):
+    """How ranks of a group differ: coefficients of variation of clocks, of kernels, of an expert's rows."""
+
+    clock: float
+    jitter: float
+    expert_load: float
+
+    @classmethod
+    def of(cls, scenario: Scenario) -> Spreads:
+        """Those of a scenario."""
+        varied = scenario.variation
+        return cls(varied.clock_cv.value, varied.jitter_cv.value, scenario.routing.expert_load_cv.value)
+
+    @classmethod
+    def usual(cls, architecture: str) -> Spreads:
+        """Those of a scenario that says nothing."""
+        keys = ("variation.clock_cv", "variation.jitter_cv", "routing.expert_load_cv")
+        return cls(*(spread(key, architecture)[0].value for key in keys))
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """One pool of a served model: `role` says whether it works on prompts, on decodes, or on both."""
+
+    shape: ModelShape
+    cluster: Cluster
+    profile: CalibrationProfile
+    serving: Serving
+    pool: ServingPool
+    role: str = "both"
+    spreads: Spreads | None = None
+    """How ranks differ; absent: as in a scenario that says nothing."""
+
+    @cached_property
+    def engine(self) -> ServingEngine:
+        """The engine's release."""
+        return engine(self.serving.engine)
+
+    @property
+    def exchange(self) -> str:
+        """How tokens of data-parallel attention reach the experts: `allgather` or `deepep`."""
+        return self.pool.exchange or self.engine.exchange
+
+    @cached_property
+    def slowest(self) -> float:
+        """Time of the slowest of the GPUs that step together over the mean (eq. E1a)."""
+        spreads = self._spreads
+        return 1.0 + expected_maximum(self.pool.tp * self.pool.dp) * (spreads.clock + spreads.jitter)
+
+    def fullest(self, tokens: float) -> tuple[float, float]:
+        """Rows of the fullest rank over the mean, and its experts with rows, for `tokens` of the group.
+
+        Some experts are popular (`expert_load_cv`) and tokens are dealt at random; with few of them some rank
+        has to read many more experts than the mean (eq. Q10).
+        """
+        pool, moe = self.pool, self.shape.moe
+        if moe is None or not tokens:
+            return 1.0, 0.0
+        local = (moe.experts + pool.redundant_experts) / pool.ep
+        touched = 1.0 - (1.0 - min(moe.top_k / moe.experts, 1.0)) ** tokens
+        z, load = expected_maximum(pool.ep), self._spreads.expert_load
+        rows = sqrt(load**2 / local + pool.ep / (tokens * moe.routed_rows)) if load else 0.0
+        active = local * touched + z * sqrt(local * touched * (1.0 - touched)) * bool(load)
+        return 1.0 + z * rows, min(active, local)
+
+    @property
+    def _spreads(self) -> Spreads:
+        return self.spreads or Spreads.usual(self.cluster.accelerator.architecture)
+
+    @cached_property
+    def formats(self) -> tuple[Format, Format]:
+        """Formats of linear layers and of routed experts."""
+        linear, experts = published_formats(self.shape.name)
+        weights = self.serving.weights
+        return weights or linear, self.serving.experts or weights or experts
+
+    @cached_property
+    def split(self) -> Split:
+        """How the model is spread over a replica."""
+        pool, (linear, experts) = self.pool, self.formats
+        return Split(
+            tp=pool.tp, ep=pool.ep, expert_tp=pool.expert_tp, weights=linear,
+            experts=experts, cache=self.serving.cache, redundant_experts=pool.redundant_experts,
+            kernels="deepgemm" if self.exchange == "deepep" and experts == "fp8" else "fused",
+        )  # fmt: skip
+
+    @cached_property
+    def tokens_per_step(self) -> float:
+        """Tokens that a sequence gains in a decode step, above 1 with accepted drafts."""
+        drafts, chances = self.pool.draft_tokens, self.serving.acceptance
+        if chances is None:
+            return accepted_tokens(self.shape.name, drafts)
+        if len(chances) < drafts:
+            raise InputError(
+                f"serving.acceptance has {len(chances)} chances and draft_tokens is {drafts}; give one each"
+            )
+        total, kept = 1.0, 1.0
+        for chance in chances[:drafts]:
+            kept *= chance
+            total += kept
+        return total
+
+    # -- memory -----------------------------------------------------------------------------------
+
+    @cached_property
+    def weight_bytes(self) -> float:
+        """Bytes of weights on the fullest GPU."""
+        return weight_bytes(self.shape, self.pool, *self.formats)
+
+    @cached_property
+    def buffer_bytes(self) -> float:
+        """Bytes beside weights and cache: activations of the largest step, logits, context."""
+        tokens, split, hidden = self.pool.max_num_batched_tokens, self.split, self.shape.hidden
+        widest = 0.0
+        for layer in dict.fromkeys(self.shape.layers):
+            ffn = layer.feed_forward
+            width = getattr(ffn, "width", 0) / split.tp
+            if moe := (self.shape.moe if ffn.routed else None):
+                rows = self.pool.dp * moe.top_k / self.pool.ep
+                width = rows * (2 * moe.expert_ffn / split.expert_tp + 2 * hidden)
+            widest = max(widest, 2 * width)
+        activations = tokens * (4 * hidden + widest) * BYTES_PER_ELEMENT["bf16"]
+        logits = self.pool.max_num_seqs * self.shape.vocab / split.tp * BYTES_PER_ELEMENT["fp32"]
+        return CONTEXT_BYTES + activations + 2 * logits
+
+    @property
+    def cache_room_bytes(self) -> float:
+        """Bytes for keys and values on a GPU; negative where the weights do not fit.
+
+        vLLM's gpu_memory_utilization bounds weights, buffers and cache together; SGLang's mem_fraction_static
+        weights and cache, with the buffers in the rest; TensorRT-LLM's free_gpu_memory_fraction is a share of
+        what weights and buffers leave.
+        """
+        total, share = self.cluster.accelerator.hbm_bytes, self.pool.memory_fraction
+        if self.engine.memory == "all":
+            return total * share - self.weight_bytes - self.buffer_bytes
+        if self.engine.memory == "static":
+            return min(total * share, total - self.buffer_bytes) - self.weight_bytes
+        return share * (total - self.weight_bytes - self.buffer_bytes)
+
+    @cached_property
+    def cache_tokens(self) -> int:
+        """Tokens whose keys and values one rank of `dp` holds; raises InfeasibleError where none fit."""
+        tokens = int(self.cache_room_bytes / (cache_bytes_per_token(self.shape, self.split) / self.pool.pp))
+        if tokens < self.engine.block_tokens:
+            fewest = self._fewest_gpus()
+            remedy = (
+                f"{fewest} GPUs a replica would do" if fewest else "no number of GPUs up to 1,024 would do"
+            )
+            raise InfeasibleError(
+                f"{self.shape.name}: {self.weight_bytes / 1e9:.1f} GB of weights and "
+                f"{self.buffer_bytes / 1e9:.1f} GB of buffers a GPU leave no cache in "
+                f"{self.pool.memory_fraction:.2f} of {self.cluster.accelerator.hbm_bytes / 1e9:.0f} GB on "
+                f"{self.pool.gpus} GPUs; {remedy} "
+                "(raise serving.tp or serving.ep, or take a smaller format)"
+            )
+        return tokens
+
+    def _fewest_gpus(self) -> int:
+        """GPUs of the smallest replica that has room for a cache, by doubling what splits the weights."""
+        pool = self.pool
+        while pool.gpus <= 512:
+            wider = {"dp": 2 * pool.dp} if pool.dp > 1 and pool.ep > 1 else {"tp": 2 * pool.tp}
+            pool = pool.model_copy(update={**wider, "ep": 2 * pool.ep if pool.ep > 1 else 1})
+            other = replace(self, pool=pool)
+            if other.cache_room_bytes > 0:
+                return pool.gpus
+        return 0
+
+    def check_context(self, tokens: int) -> None:
+        """Raises InputError for a sequence beyond the model's context, InfeasibleError beyond the cache."""
+        limit = self.shape.numerics.context if self.shape.numerics else None
+        if limit is not None and tokens > limit:
+            raise InputError(
+                f"serving.load: a request of {tokens:,} tokens is longer than the context of "
+                f"{self.shape.name}, {limit:,}; shorten input_tokens + output_tokens"
+            )
+        if tokens > self.cache_tokens:
+            raise InfeasibleError(
+                f"serving.load: a request of {tokens:,} tokens does not fit the cache of a rank, "
+                f"{self.cache_tokens:,} tokens; shorten it, or raise serving.tp or memory_fraction"
+            )
+
+    @cached_property
+    def policy(self) -> Policy:
+        """The scheduler of each rank."""
+        block = self.engine.block_tokens
+        return Policy(
+            max_num_seqs=self.pool.max_num_seqs, max_num_batched_tokens=self.pool.max_num_batched_tokens,
+            block_tokens=block, kv_blocks=self.cache_tokens // block, mixed=self.engine.mixed,
+            chunked=self.engine.chunked, prefix_caching=self.serving.prefix_caching,
+            reserve_new=self.engine.reserve[0], reserve_running=self.engine.reserve[1],
+            gain=self.tokens_per_step, ahead=self.engine.host_overlapped, prompts_only=self.role == "prefill",
+            wait_steps=self.pool.wait_steps, wait_for_ranks=self.pool.wait_for_ranks,
+        )  # fmt: skip
+
+
+def weight_bytes(shape: ModelShape, pool: ServingPool, linear: Format, experts: Format) -> float:
+    """Bytes of weights on the fullest GPU of a replica.
+
+    Attention and dense FFNs are split over `tp` and copied over `dp`, latent down-projections are on every
+    rank; routed experts and redundant ones over `ep` x `expert_tp`; router, norms and tables are BF16.
+    """
+    element, bf16 = ELEMENT_BYTES[linear], ELEMENT_BYTES["bf16"]
+    layers = list(shape.layer_kinds) + ([MTP] * shape.mtp_layers if pool.draft_tokens else [])
+    stage = ceil(len(layers) / pool.pp)
+    size_of = {}
+    for kind in dict.fromkeys(layers):
+        p, layer = block_parameters(shape, kind), shape.block(kind).layer
+        assert layer is not None
+        attention = layer.attention
+        whole, extra = 0, 0.0
+        if isinstance(attention, MLA):
+            whole = shape.hidden * (
+                (attention.q_lora_rank or 0) + attention.kv_lora_rank + attention.qk_rope_dim
+            )
+        elif isinstance(attention, GroupedQueryAttention) and attention.kv_heads < pool.tp:
+            head = shape.hidden * sum(attention.sizes[2:])
+            extra = head * (1 - attention.kv_heads / pool.tp)  # one head a rank
+        size = element * (extra + whole + (p.attention - whole + p.dense_ffn + p.shared_experts) / pool.tp)
+        size += bf16 * (p.router + p.norms + p.mtp_projection)
+        if p.routed_experts and shape.moe:
+            share = (1 + pool.redundant_experts / shape.moe.experts) / (pool.ep * pool.expert_tp)
+            size += ELEMENT_BYTES[experts] * p.routed_experts * share
+        size_of[kind] = size
+    sizes = [size_of[kind] for kind in layers]
+    table = shape.vocab * shape.hidden * bf16 / pool.tp
+    tables = table if shape.tied_embeddings and pool.pp == 1 else 2 * table
+    if pool.pp == 1:
+        return sum(sizes) + tables
+    stages = [sum(sizes[at : at + stage]) for at in range(0, len(sizes), stage)]
+    return max([stages[0] + table, *stages[1:-1], stages[-1] + table])
+
+
+def _check_split(shape: ModelShape, pool: ServingPool) -> None:
+    """Raises InputError for degrees that do not divide the model, and keys that a dense one does not read."""
+    heads = [getattr(attention, "heads", pool.tp) for attention in shape.attention_by_name.values()]
+    if bad := [count for count in heads if count % pool.tp]:
+        fits = [n for n in range(pool.tp, 0, -1) if not any(count % n for count in heads)]
+        raise InputError(
+            f"serving.tp={pool.tp} does not divide the {bad[0]} query heads of {shape.name}; the nearest "
+            f"that does is {fits[0]}"
+        )
+    if shape.moe is None and (pool.ep > 1 or pool.redundant_experts):
+        raise InputError(
+            f"{shape.name} has no routed experts, so that ep={pool.ep} and redundant_experts="
+            f"{pool.redundant_experts} say nothing; leave them out"
+        )
+    if shape.moe is not None and (experts := shape.moe.experts + pool.redundant_experts) % pool.ep:
+        raise InputError(
+            f"ep={pool.ep} does not divide {experts} experts ({pool.redundant_experts} redundant); "
+            f"{-experts % pool.ep} more redundant experts would fill the ranks up"
+        )
+
+
+def deployments(scenario: Scenario) -> tuple[Deployment, ...]:
+    """The pools of a scenario: one that does both, or that of decodes and that of prompts.
+
+    Raises InputError for a scenario without `serving`, for pools that need more GPUs than the cluster
+    has, and for a load whose requests are longer than the model's context.
+    """
+    serving = scenario.serving
+    if serving is None:
+        raise InputError(
+            f"scenario {scenario.name} has no section `serving`; add one, such as serving: {{tp: 8}}"
+        )
+    cluster, pools = scenario.machine, [serving, *([serving.prefill] if serving.prefill else [])]
+    needed = sum(pool.gpus * pool.replicas for pool in pools)
+    if needed > cluster.n_gpus:
+        raise InputError(
+            f"the pools of `serving` need {needed} GPUs and {cluster.name} has {cluster.n_gpus}; "
+            "lower serving.replicas, or take a larger cluster"
+        )
+    shape, profile = scenario.shape, scenario.calibration
+    for pool in pools:
+        _check_split(shape, pool)
+    roles = ("decode", "prefill") if serving.prefill else ("both",)
+    found = tuple(
+        Deployment(shape, cluster, profile, serving, pool, role, Spreads.of(scenario))
+        for pool, role in zip(pools, roles, strict=True)
+    )
+    if serving.load.log is None:
+        for deployment in found:
+            deployment.check_context(serving.load.input_tokens + serving.load.output_tokens)
+    return found

@@ -1,0 +1,307 @@
+"""Requests as arrays: read from logs, or drawn from a rate; times are integer nanoseconds after the first."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import lzma
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moesim.hwmodels.arrays import IntArray
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.files import check_readable
+from moesim.simulator.scenario.serving import ServingLoad
+
+NS_PER_S = 1_000_000_000
+NS_PER_MS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Requests:
+    """Requests in order of arrival.
+
+    `arrival_ns`, `input_tokens`, `output_tokens`: one entry a request. `block_ids` of request i are
+    `blocks[first_block[i]:first_block[i + 1]]`: equal ids are equal prefixes of `block_tokens` tokens a
+    block; `block_tokens` is 0 where the log has none. `cached_share` of every prompt is in a cache elsewhere.
+    """
+
+    arrival_ns: IntArray
+    input_tokens: IntArray
+    output_tokens: IntArray
+    blocks: IntArray
+    first_block: IntArray
+    block_tokens: int = 0
+    cached_share: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        """Number of requests."""
+        return len(self.arrival_ns)
+
+    def block_ids(self, request: int) -> list[int]:
+        """Ids of a request's prompt blocks, in order."""
+        ids: list[int] = self.blocks[self.first_block[request] : self.first_block[request + 1]].tolist()
+        return ids
+
+    def some(self, places: IntArray) -> Requests:
+        """The requests at these places, in this order."""
+        counts = np.diff(self.first_block)[places]
+        ids = [
+            self.blocks[self.first_block[i] : self.first_block[i + 1]] for i in places if self.block_tokens
+        ]
+        return Requests(
+            self.arrival_ns[places],
+            self.input_tokens[places],
+            self.output_tokens[places],
+            np.concatenate(ids) if ids else self.blocks[:0],
+            np.concatenate(([0], np.cumsum(counts))),
+            self.block_tokens,
+            self.cached_share,
+            self.notes,
+        )
+
+    def at_rate(self, requests_per_s: float) -> Requests:
+        """The same requests, stretched in time to a mean number of arrivals a second."""
+        span = int(self.arrival_ns[-1])
+        if not span:
+            raise InputError("the load's requests come at one moment, so that no rate can be given to them")
+        factor = (len(self) - 1) * NS_PER_S / span / requests_per_s
+        return replace(self, arrival_ns=np.rint(self.arrival_ns * factor).astype(np.int64))
+
+
+def requests_of(
+    arrival_ns: Any,
+    input_tokens: Any,
+    output_tokens: Any,
+    blocks: list[list[int]] | None = None,
+    block_tokens: int = 0,
+) -> Requests:
+    """Requests sorted by arrival (equal times keep their order), the first at zero.
+
+    Raises InputError for lengths below one token, and for ids that do not cover the prompt.
+    """
+    arrival = np.asarray(arrival_ns, dtype=np.int64)
+    inputs, outputs = np.asarray(input_tokens, dtype=np.int64), np.asarray(output_tokens, dtype=np.int64)
+    if len(arrival) == 0:
+        raise InputError("the load has no requests; state a log with at least one, or a rate and a number")
+    for name, lengths in (("input", inputs), ("output", outputs)):
+        if (bad := np.flatnonzero(lengths < 1)).size:
+            raise InputError(
+                f"request {bad[0] + 1} of the load has {lengths[bad[0]]} {name} tokens; 1 is the least"
+            )
+    order = np.argsort(arrival, kind="stable")
+    late = int((np.diff(arrival) < 0).sum())
+    sorted_note = f"{late} requests of the load came before the one above them; they were sorted by time"
+    ids = [blocks[i] for i in order] if blocks is not None else []
+    for place, row in zip(order, ids, strict=False):
+        if len(row) * block_tokens < inputs[place]:
+            raise InputError(
+                f"request {place + 1} of the log has {len(row)} blocks of {block_tokens} tokens for "
+                f"{inputs[place]} input tokens; state the log's own `block_tokens`"
+            )
+    counts = np.array([len(row) for row in ids] or np.zeros(len(arrival)), dtype=np.int64)
+    return Requests(
+        arrival_ns=arrival[order] - arrival[order[0]],
+        input_tokens=inputs[order],
+        output_tokens=outputs[order],
+        blocks=np.array([one for row in ids for one in row], dtype=np.int64),
+        first_block=np.concatenate(([0], np.cumsum(counts))),
+        block_tokens=block_tokens if blocks is not None else 0,
+        notes=((sorted_note,) if late else ()) + _gap_notes(arrival[order]),
+    )
+
+
+def _gap_notes(arrival: IntArray) -> tuple[str, ...]:
+    """Say where nothing comes for a minute and for a hundred usual gaps, as where a log was not kept."""
+    if len(arrival) < 3:
+        return ()
+    gaps = np.diff(arrival)
+    longest = int(gaps.argmax())
+    usual = max(int(np.median(gaps)), 1)
+    if gaps[longest] < max(60 * NS_PER_S, 100 * usual):
+        return ()
+    return (
+        f"no request comes for {gaps[longest] / NS_PER_S:,.0f} s after request {longest + 1}, and the usual "
+        f"gap is {usual / NS_PER_S:.3g} s: rates count this time, so cut the log if it was not kept",
+    )
+
+
+# -- logs --------------------------------------------------------------------------------------------
+# Mooncake's JSON lines, Azure's CSV, and a plain CSV with the columns arrival_s, input_tokens, output_tokens.
+
+MOONCAKE_BLOCK_TOKENS = 512
+_AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_PLAIN = ("arrival_s", "input_tokens", "output_tokens")
+
+
+def read_log(path: Path, block_tokens: int = MOONCAKE_BLOCK_TOKENS) -> Requests:
+    """Requests of a log, plain, gzipped or xz; `block_tokens` are those of a block of Mooncake's `hash_ids`.
+
+    Raises InputError with the line of what cannot be read; times out of order are sorted.
+    """
+    check_readable(path)
+    try:
+        raw = path.read_bytes()
+        text = _unpacked(raw).decode("utf-8-sig")
+    except (OSError, EOFError, UnicodeDecodeError, lzma.LZMAError) as problem:
+        raise InputError(f"{path}: cannot be read as a log of requests: {problem}") from None
+    if text.lstrip().startswith("{"):
+        return _mooncake(path, text, block_tokens)
+    return _table(path, text)
+
+
+def _unpacked(raw: bytes) -> bytes:
+    if raw.startswith(b"\x1f\x8b"):
+        return gzip.decompress(raw)
+    return lzma.decompress(raw) if raw.startswith(b"\xfd7zXZ") else raw
+
+
+def _mooncake(path: Path, text: str, block_tokens: int) -> Requests:
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            rows.append({key: row[key] for key in ("timestamp", "input_length", "output_length")})
+            rows[-1]["ids"] = [int(one) for one in row.get("hash_ids", ())]
+        except (ValueError, KeyError, TypeError) as problem:
+            raise InputError(
+                f"{path}, line {number}: {line[:60]!r} is not a request: {problem}; every line needs "
+                "`timestamp` in ms, `input_length`, `output_length`, and may have `hash_ids`"
+            ) from None
+    with_ids = any(row["ids"] for row in rows)
+    if with_ids and (gap := next((n for n, row in enumerate(rows, 1) if not row["ids"]), 0)):
+        raise InputError(
+            f"{path}, line {gap} has no `hash_ids`, and others have; give them to all lines or to none"
+        )
+    return requests_of(
+        [round(row["timestamp"] * NS_PER_MS) for row in rows],
+        [row["input_length"] for row in rows],
+        [row["output_length"] for row in rows],
+        [row["ids"] for row in rows] if with_ids else None,
+        block_tokens,
+    )
+
+
+def _table(path: Path, text: str) -> Requests:
+    reader = csv.DictReader(io.StringIO(text))
+    names = [str(name).strip() for name in reader.fieldnames or ()]
+    columns = next((each for each in (_AZURE, _PLAIN) if set(each) <= set(names)), None)
+    if columns is None:
+        raise InputError(
+            f"{path}: its columns are {', '.join(names) or 'none'}; a log has {', '.join(_PLAIN)}, or "
+            f"Azure's {', '.join(_AZURE)}, or is Mooncake's JSON lines"
+        )
+    rows = list(_rows(path, reader, columns))
+    times, inputs, outputs = ([row[at] for row in rows] for at in range(3))
+    return requests_of(times, inputs, outputs)
+
+
+def _rows(
+    path: Path, reader: csv.DictReader[str], columns: tuple[str, ...]
+) -> Iterator[tuple[int, int, int]]:
+    moment = _instant_ns if columns is _AZURE else lambda word: round(float(word) * NS_PER_S)
+    for row in reader:
+        words = [(row[name] or "").strip() for name in columns]
+        try:
+            yield moment(words[0]), int(words[1]), int(words[2])
+        except (ValueError, OverflowError):
+            raise InputError(
+                f"{path}, line {reader.line_num}: {', '.join(words)} is no time and two whole numbers"
+            ) from None
+
+
+def _instant_ns(word: str) -> int:
+    """Nanoseconds of `2023-11-16 18:15:46.6805900`: seven digits of fraction, which datetime cuts to six."""
+    date, _, fraction = word.partition(".")
+    seconds = datetime.fromisoformat(date + "+00:00").timestamp()
+    return int(seconds) * NS_PER_S + int((fraction or "0").ljust(9, "0")[:9])
+
+
+# -- drawn loads -------------------------------------------------------------------------------------
+
+
+def arrivals(requests_per_s: float, count: int, seed: int, burstiness: float = 1.0) -> IntArray:
+    """Arrival times in ns of a renewal process with gamma gaps.
+
+    `burstiness` is the squared coefficient of variation of the gaps: 1 is Poisson, above 1 comes in bursts,
+    0 is a fixed interval (the meaning of `1 / burstiness` in vLLM's benchmark). Raises InputError for a rate
+    of 0.
+    """
+    if not requests_per_s > 0 or burstiness < 0:
+        raise InputError(
+            f"arrivals at {requests_per_s:g} a second with burstiness {burstiness:g}: the rate is above 0, "
+            "the burstiness 0 or more"
+        )
+    mean_ns = NS_PER_S / requests_per_s
+    if burstiness == 0:
+        gaps = np.full(count, mean_ns)
+    else:
+        gaps = np.random.default_rng(seed).gamma(1 / burstiness, burstiness * mean_ns, count)
+    times: IntArray = np.rint(np.cumsum(gaps) - gaps[0]).astype(np.int64)
+    return times
+
+
+def repeated(log: Requests, count: int, seed: int) -> Requests:
+    """A log repeated until it has `count` requests, each time in the span of the log with other times.
+
+    A request keeps its lengths and blocks; its time moves by a uniform draw of up to one mean gap either way.
+    Repeats of one log start at the same moment, so that a load of n times the log is n times as dense.
+    """
+    whole, span = len(log), int(log.arrival_ns[-1])
+    place = np.arange(count) % whole
+    gap = max(span // max(whole - 1, 1), 1)
+    jitter = np.random.default_rng(seed).integers(-gap, gap, count, endpoint=True)
+    jitter[:whole] = 0
+    times = np.clip(log.arrival_ns[place] + jitter, 0, span)
+    order = np.argsort(times, kind="stable")
+    return replace(log.some(place[order]), arrival_ns=times[order] - times[order[0]])
+
+
+DRAWN = 1000
+"""Requests of a drawn load that states no number."""
+
+
+def load_requests(load: ServingLoad, seed: int, find: Callable[[str], str] = str) -> Requests:
+    """The requests of a scenario's load; `find` gives the path of its log.
+
+    Raises InputError for a log that cannot be read, and for a load with neither log nor rate nor concurrency.
+    """
+    if load.log is not None:
+        log = read_log(Path(find(load.log)), load.block_tokens)
+        count = load.requests or len(log)
+        chosen = log.some(np.arange(count)) if count <= len(log) else repeated(log, count, seed)
+        return chosen if load.rate_per_s is None else chosen.at_rate(load.rate_per_s)
+    count = load.requests or DRAWN
+    if load.arrivals == "concurrency":
+        times = np.zeros(count, dtype=np.int64)
+    elif load.rate_per_s is None:
+        raise InputError(
+            "serving.load says neither when requests come nor how many are under way: state rate_per_s, log, "
+            "or arrivals: concurrency with concurrency"
+        )
+    else:
+        spread = {"even": 0.0, "poisson": 1.0, "bursts": load.burstiness}[load.arrivals]
+        times = arrivals(load.rate_per_s, count, seed, spread)
+    draws = np.random.default_rng([seed, 1])
+    inputs = drawn_lengths(load.input_tokens, load.length_spread, count, draws)
+    outputs = drawn_lengths(load.output_tokens, load.length_spread, count, draws)
+    return replace(requests_of(times, inputs, outputs), cached_share=load.cached_share)
+
+
+def drawn_lengths(mean: int, spread: float, count: int, draws: np.random.Generator) -> IntArray:
+    """Log-normal lengths with a mean, at least 1; `spread`: standard deviation of their logarithm."""
+    if not spread:
+        return np.full(count, mean, dtype=np.int64)
+    drawn = mean * np.exp(spread * draws.standard_normal(count) - spread**2 / 2)
+    lengths: IntArray = np.maximum(np.rint(drawn), 1).astype(np.int64)
+    return lengths

@@ -1,0 +1,239 @@
+"""What a served load comes to: latencies, rates, goodput, money and energy."""
+
+from __future__ import annotations
+
+import numpy as np
+from pydantic import Field
+
+from moesim.hwmodels.arrays import FloatArray
+from moesim.hwmodels.frozen import Documented, Section
+from moesim.hwmodels.summary_text import count, percent, titled
+from moesim.simulator.common.tables import Row, TableResult
+from moesim.simulator.scenario.inputs import Inputs
+from moesim.simulator.scenario.serving import ServingLimits
+
+SCHEMA_VERSION = 1
+
+
+class Latency(Section):
+    """A time over all requests, in seconds."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+    def __str__(self) -> str:
+        """The four figures, in ms or s."""
+        return ", ".join(f"{name} {_time(getattr(self, name))}" for name in ("p50", "p90", "p99", "mean"))
+
+
+def latency(seconds: FloatArray) -> Latency:
+    """Mean and percentiles of times in seconds, at least one."""
+    p50, p90, p99 = np.percentile(seconds, (50, 90, 99))
+    return Latency(mean=float(seconds.mean()), p50=float(p50), p90=float(p90), p99=float(p99))
+
+
+class Goodput(Section):
+    """Requests that keep the stated limits."""
+
+    limits: ServingLimits
+    share: float
+    """Of all requests."""
+    requests_per_s: float
+    met: bool
+    """Whether the share of `limits.percentile` keeps them."""
+    nearest: ServingLimits
+    """The tightest limits of the stated kinds that the promised share would keep, each by itself."""
+
+
+class PoolUse(Section):
+    """One pool of replicas."""
+
+    role: str
+    """`both`, `prefill` or `decode`."""
+    gpus: int
+    replicas: int
+    utilisation: float
+    """Share of the time in which a replica works, mean over replicas."""
+    steps: int
+    """Steps of all replicas."""
+    preemptions: int
+    """Sequences that lost their keys and values and were computed again."""
+    cached_tokens: int
+    """Prompt tokens that were found in the prefix cache."""
+    cache_tokens: int | None
+    """Tokens whose keys and values one rank holds; null for no limit."""
+    peak_cache: float | None
+    """Largest share of a rank's cache that was in use; null for no limit."""
+
+
+class Moment(Section):
+    """Sequences at one time, all replicas together."""
+
+    time_s: float
+    running: int
+    waiting: int
+
+
+class ServingCost(Section):
+    """Money and energy. With one pool each kind of token carries all of it: do not add them up.
+
+    With a pool for prompts, input tokens carry that pool and output tokens the other.
+    """
+
+    usd_per_gpu_hour: float | None
+    usd_per_million_input_tokens: float | None
+    usd_per_million_output_tokens: float | None
+    usd_per_million_tokens: float | None
+    """All GPUs over input and output tokens together."""
+    board_watts: float | None
+    """Limit of a GPU's board, drawn all the time; host, network and cooling are not in it."""
+    joules_per_input_token: float | None
+    joules_per_output_token: float | None
+    joules_per_token: float | None
+
+
+class ServingResult(TableResult, Documented):
+    """What became of a load; its fields are the keys that `serve simulate --json` prints (times in s)."""
+
+    scenario: str
+    """Name of the scenario."""
+    inputs: Inputs
+    """What the result is of; `moesim.load` reads it."""
+    engine: str
+    """Release of the inference engine."""
+    deployment: str
+    """The pools in words."""
+    gpus: int
+    requests: int
+    duration_s: float
+    """From the first arrival to the last token."""
+    ttft_s: Latency
+    """From arrival to the first token."""
+    tpot_request_s: Latency | None
+    """Per request: mean over its tokens after the first. Null where no request has a second token."""
+    tpot_token_s: float | None
+    """Mean between tokens over all requests: long answers count more than short ones."""
+    end_to_end_s: Latency
+    """From arrival to the last token."""
+    queue_s: Latency
+    """From arrival to the first step that works on the request."""
+    input_tokens: int
+    output_tokens: int
+    requests_per_s: float
+    offered_per_s: float | None
+    """Mean arrivals a second; null in a closed loop and for one moment."""
+    input_tokens_per_s_per_gpu: float
+    output_tokens_per_s_per_gpu: float
+    cached_tokens: int
+    """Prompt tokens found in the prefix cache."""
+    cached_share: float
+    """Of all prompt tokens."""
+    preemptions: int
+    pools: tuple[PoolUse, ...]
+    transfer_s: Latency | None = Field(None, exclude_if=lambda value: value is None)
+    """Hand-over of keys and values, waiting for the link included; left out without a pool for prompts."""
+    goodput: Goodput | None = Field(None, exclude_if=lambda value: value is None)
+    """Left out where no limits are stated."""
+    cost: ServingCost
+    drains: bool
+    """Whether the replicas keep up with the load."""
+    highest_stable_per_s: float | None = Field(None, exclude_if=lambda value: value is None)
+    """Requests a second that they keep up with, where they do not keep up with the load."""
+    timeline: tuple[Moment, ...] = ()
+    """Running and waiting sequences over time."""
+    warnings: tuple[str, ...] = ()
+    """What makes the result less reliable, in sentences."""
+    seed: int
+    version: str
+    schema_version: int = SCHEMA_VERSION
+
+    def rows(self) -> list[Row]:
+        """One row with the main figures."""
+        row: Row = {"scenario": self.scenario, "gpus": self.gpus, "requests_per_s": self.requests_per_s}
+        for name in ("ttft_s", "tpot_request_s", "end_to_end_s", "queue_s"):
+            one = getattr(self, name)
+            row |= {f"{name}_{key}": getattr(one, key, None) for key in Latency.model_fields}
+        for name in (
+            "tpot_token_s", "input_tokens_per_s_per_gpu", "output_tokens_per_s_per_gpu", "cached_share",
+            "drains",
+        ):  # fmt: skip
+            row[name] = getattr(self, name)
+        row["goodput_per_s"] = None if self.goodput is None else self.goodput.requests_per_s
+        row["usd_per_million_output_tokens"] = self.cost.usd_per_million_output_tokens
+        return [row]
+
+    def __str__(self) -> str:
+        """The main figures with their units, in about fifteen lines."""
+        figures = {
+            "deployment": self.deployment,
+            "load": _load_text(self),
+            "TTFT": str(self.ttft_s),
+            "TPOT": "no request has a second token" if self.tpot_request_s is None else
+            f"{self.tpot_request_s} (by request); {_time(self.tpot_token_s or 0.0)} mean over all tokens",
+            "end to end": str(self.end_to_end_s),
+            "queue": str(self.queue_s),
+            "transfer": "" if self.transfer_s is None else str(self.transfer_s),
+            "per GPU": f"{_number(self.input_tokens_per_s_per_gpu)} input and "
+            f"{_number(self.output_tokens_per_s_per_gpu)} output tokens/s",
+            "cache": f"{percent(self.cached_share)} of input tokens were there, "
+            f"{count(self.preemptions, 'preemption')}",
+            "busy": ", ".join(f"{pool.role} {percent(pool.utilisation)}" for pool in self.pools),
+            "goodput": "" if self.goodput is None else goodput_text(self.goodput),
+            "cost": _cost_text(self.cost),
+            "more": "; ".join(self.warnings),
+        }  # fmt: skip
+        rows = {name: text for name, text in figures.items() if text}
+        return titled("\n".join([self.scenario, *self.inputs.lines()]), rows)
+
+
+def _load_text(result: ServingResult) -> str:
+    offered = "" if result.offered_per_s is None else f", {_number(result.offered_per_s)}/s offered"
+    text = (
+        f"{result.requests:,} requests in {_time(result.duration_s)}: "
+        f"{_number(result.requests_per_s)}/s served{offered}"
+    )
+    return text if result.drains else f"{text}; it never drains, {stable_text(result)}"
+
+
+def stable_text(result: ServingResult) -> str:
+    """The highest rate that the replicas keep up with, in words."""
+    if result.highest_stable_per_s is None:
+        return "whatever the rate"
+    return f"the highest stable rate is {_number(result.highest_stable_per_s)} requests/s"
+
+
+def goodput_text(goodput: Goodput) -> str:
+    """The goodput, and the limits that would be met where these are not, in words."""
+    limits, wanted = _limits_text(goodput.limits), f"{goodput.limits.percentile:g} %"
+    text = f"{_number(goodput.requests_per_s)}/s, {percent(goodput.share)} of requests keep {limits}"
+    if goodput.met:
+        return text
+    return f"{text}; promised are {wanted}, which would keep each of {_limits_text(goodput.nearest)}"
+
+
+def _limits_text(limits: ServingLimits) -> str:
+    names = {"ttft_s": "TTFT", "tpot_s": "TPOT", "end_to_end_s": "end to end"}
+    stated = [f"{name} {_time(getattr(limits, key))}" for key, name in names.items() if getattr(limits, key)]
+    return ", ".join(stated)
+
+
+def _cost_text(cost: ServingCost) -> str:
+    parts = []
+    if cost.usd_per_million_output_tokens is not None and cost.usd_per_million_input_tokens is not None:
+        parts.append(
+            f"${_number(cost.usd_per_million_input_tokens)} a million input tokens, "
+            f"${_number(cost.usd_per_million_output_tokens)} output"
+        )
+    if cost.joules_per_output_token is not None:
+        parts.append(f"{_number(cost.joules_per_output_token)} J an output token (board power)")
+    return "; ".join(parts) or "no price and no board power are known"
+
+
+def _time(seconds: float) -> str:
+    return f"{_number(seconds * 1e3)} ms" if seconds < 1 else f"{_number(seconds)} s"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -1,0 +1,351 @@
+"""What a step of an inference engine takes: operators, exchange and host, and tables of it for events (pure).
+
+A step is a sum of terms that each depend on few numbers: layers on the rows of a rank, attention on sequences
+and keys, experts on the rows of a group, the exchange on the rows of the fullest rank, logits on sequences.
+`cost` adds the terms (eqs. Q8 to Q11), `pace` reads them from tables that grow where they are asked for.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import ceil, hypot
+from typing import NamedTuple
+
+from moesim.simulator.cost.evidence import Evidence, combined
+from moesim.simulator.serving.deployment import Deployment
+from moesim.simulator.serving.engines import EngineFigure
+from moesim.simulator.serving.replicas import StepPace
+from moesim.simulator.serving.scheduler import StepBatch
+from moesim.simulator.serving.tables import Plane, TableRow
+from moesim.simulator.serving.terms import Piece, StepTerms, Total, total
+from moesim.simulator.studies.sources import MODEL_ERROR
+
+TO_80 = 1.2816
+"""Half an 80 % interval of a normal error in standard deviations."""
+
+
+class StepPart(NamedTuple):
+    """Seconds of a class of work in a step, exposed ones and all."""
+
+    name: str
+    kind: str
+    exposed_s: float
+    busy_s: float
+    launches: int
+    evidence: Evidence
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """A step: its seconds, ends of an 80 % interval, and parts, whose exposed seconds add up to it."""
+
+    seconds: float
+    low: float
+    high: float
+    parts: tuple[StepPart, ...] = field(repr=False)
+
+
+class StepShares(NamedTuple):
+    """A step put together: seconds, and what of compute, exchange, launches and host nothing hides."""
+
+    seconds: float
+    compute_s: float
+    exchange_s: float
+    launches_s: float
+    host_s: float
+
+
+class _Rows(NamedTuple):
+    """Rows of a step: whether a graph is replayed, rows of the fullest rank and of all ranks (padded)."""
+
+    graph: bool
+    most: float
+    group: float
+    prefill: bool
+
+
+class StepModel:
+    """Prices steps of one replica; equal batches are priced once."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        """Tables are empty until `pace` asks for them."""
+        self.deployment = deployment
+        self.terms = StepTerms(deployment)
+        terms = self.terms
+        self._known: dict[tuple[tuple[StepBatch, ...], int, int], StepCost] = {}
+        self._own = TableRow(lambda n: total(terms.own(n)), lambda n: total(terms.own(n, True)))
+        self._logits = TableRow(lambda n: total(terms.logits(n)))
+        self._experts, self._exchange = (
+            {prefill: TableRow(partial(one, prefill=prefill)) for prefill in (False, True)}
+            for one in (
+                lambda n, prefill: total(terms.experts(n, prefill)),
+                lambda n, prefill: total(terms.exchange(n, prefill)),
+            )
+        )
+        self._whole = {
+            prefill: TableRow(partial(self._of_one, prefill), partial(self._of_one, prefill, captured=True))
+            for prefill in (False, True)
+        }
+        self._core_launches: dict[tuple[bool, bool], int] = {}
+        self._formed = TableRow(lambda n: total(terms.formed(n)))
+        self._decodes = Plane(lambda n, keys: total(terms.decodes(n, n * keys)))
+        self._prefills = Plane(lambda n, keys: total(terms.prefills(n, n * keys)))
+        self._drafts = Plane(lambda n, keys: total(terms.drafts(n, n * keys)))
+
+    def _of_one(self, prefill: bool, rows: float, captured: bool = False) -> Total:
+        """Layers, experts and exchange of a replica with one rank of attention."""
+        terms = self.terms
+        return total(
+            [*terms.own(rows, captured), *terms.experts(rows, prefill), *terms.exchange(rows, prefill)]
+        )
+
+    # -- a step -----------------------------------------------------------------------------------
+
+    def _graph(self, decodes: int, rows: float, prefill: bool) -> tuple[bool, float]:
+        """Whether a graph is replayed, and the rows of a rank with which it was captured (else its own)."""
+        pool, engine = self.deployment.pool, self.deployment.engine
+        if not pool.cuda_graphs:
+            return False, rows
+        if prefill:
+            return rows <= engine.graph_prefill, rows
+        at = bisect_left(engine.graph_buckets, decodes)
+        if at == len(engine.graph_buckets):
+            return False, rows
+        return True, float(engine.graph_buckets[at] * (1 + pool.draft_tokens))
+
+    def _divided(self, ranks: Sequence[StepBatch]) -> tuple[Sequence[StepBatch], _Rows, int]:
+        """Batches of one micro-batch of a step, their rows, and how many of them make the step."""
+        pool = self.deployment.pool
+        if pool.pp > 1:
+            ranks = [_share(batch, pool.pp) for batch in ranks]
+        per = 1 + pool.draft_tokens
+        rows = [b.decodes * per + b.prefill_tokens for b in ranks]
+        prefill = any(b.prefill_tokens for b in ranks)
+        graph, most = self._graph(max([b.decodes for b in ranks]), max(rows), prefill)
+        group = most * len(ranks) if graph and not prefill else float(sum(rows))
+        times = 2 if pool.two_batch_overlap and most >= 2 else 1
+        if times == 2:
+            ranks, most, group = [_share(batch, 2) for batch in ranks], most / 2, group / 2
+        return ranks, _Rows(graph, most, group, prefill), times
+
+    def __reduce__(self) -> tuple[type[StepModel], tuple[Deployment]]:
+        """For another process, which prices anew."""
+        return StepModel, (self.deployment,)
+
+    def cost(self, ranks: Sequence[StepBatch]) -> StepCost:
+        """The cost of a step in which each rank of `dp` has its batch."""
+        distinct = set(ranks)
+        key = tuple(sorted(distinct)), sum(b.decodes + b.prefill_tokens for b in ranks), len(ranks)
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= 10_000:
+                self._known.clear()
+            known = self._known[key] = self._price(ranks)
+        return known
+
+    def _price(self, ranks: Sequence[StepBatch]) -> StepCost:
+        terms, per = self.terms, 1 + self.deployment.pool.draft_tokens
+        ranks, rows, times = self._divided(ranks)
+        cores = [
+            [*terms.decodes(b.decodes * per, b.context * per), *terms.prompts(b)]
+            for b in dict.fromkeys(ranks)
+        ]
+        slowest = max(cores, key=lambda pieces: sum(piece.seconds for piece in pieces))
+        captured = rows.graph and not rows.prefill
+        side = [*slowest, *terms.own(rows.most, captured)]
+        experts = terms.experts(rows.group, rows.prefill)
+        exchange = terms.exchange(rows.most, rows.prefill)
+        rest = terms.logits(times * max(b.decodes * per + b.prefills for b in ranks))
+        decodes, context = max(b.decodes for b in ranks) * times, max(b.context for b in ranks) * times
+        if per > 1 and decodes:
+            rest += terms.drafts(decodes, context)
+        shares = self._together(rows, times, total(side), total(experts), total(exchange), total(rest))
+        return self._parts(shares, times, [*side, *experts], exchange, rest)
+
+    def _together(
+        self, rows: _Rows, times: int, side: Total, experts: Total, exchange: Total, rest: Total
+    ) -> StepShares:
+        """A step of `times` micro-batches from totals: outside experts, in them, exchange, once a step."""
+        engine, compute = self.deployment.engine, side.plus(experts)
+        busy, exposed = times * compute.seconds, exchange.seconds
+        if times == 2 and exchange.held:
+            # Rows travel without SMs; calls hold all of them.
+            exposed = overlapped(compute.seconds + exchange.held, exchange.seconds - exchange.held) - busy
+        elif times == 2:
+            back = exchange.seconds - exchange.out
+            slots = in_slots if rows.prefill else _anywhere
+            exposed = slots(side.slowed, experts.slowed, exchange.out, back) - busy
+        gpu = busy + exposed + rest.seconds
+        launches = (times * (compute.launches + exchange.launches) + rest.launches) * engine.launch_s.value
+        eager = 0.0 if rows.graph else max(launches - gpu, 0.0)
+        if engine.host_overlapped:
+            host = engine.exposed_host_s.value + max(engine.host_s.value - gpu - eager, 0.0)
+        else:
+            host = engine.host_s.value
+        return StepShares(gpu + eager + host, busy, exposed, eager, host)
+
+    def _parts(
+        self, shares: StepShares, times: int, compute: list[Piece], exchange: list[Piece], rest: list[Piece]
+    ) -> StepCost:
+        engine = self.deployment.engine
+        sent = times * sum(piece.seconds for piece in exchange)
+        parts = [_part(piece, times, 1.0) for piece in compute]
+        parts += [_part(piece, times, shares.exchange_s / sent if sent else 0.0) for piece in exchange]
+        parts += [_part(piece, 1, 1.0) for piece in rest]
+        launches = sum(part.launches for part in parts)
+        for name, seconds, figure, many in (
+            ("launches", shares.launches_s, engine.launch_s, launches),
+            ("host", shares.host_s, engine.host_s, 1),
+        ):
+            parts.append(StepPart(name, "host", seconds, many * figure.value, 0, _said(name, figure)))
+        kept: dict[str, StepPart] = {}
+        for part in parts:
+            kept[part.name] = _joined(kept[part.name], part) if part.name in kept else part
+        spread = TO_80 * _error([*compute, *rest], exchange, times, shares, engine.exposed_host_s)
+        seconds = shares.seconds
+        return StepCost(seconds, max(seconds - spread, 0.0), seconds + spread, tuple(kept.values()))
+
+    # -- tables -----------------------------------------------------------------------------------
+
+    def pace(self, now_ns: int, ranks: Sequence[StepBatch]) -> StepPace:
+        """The pace of these batches from tables of `cost` (protocol `replicas.StepTimes`)."""
+        prefill = any(b.prefill_tokens for b in ranks)
+        pool = self.deployment.pool
+        if len(ranks) == 1 and not (pool.two_batch_overlap or pool.draft_tokens) and pool.pp == 1:
+            return self._quick(ranks[0], prefill)
+        seconds = self._tabulated(ranks)
+        if prefill:
+            return StepPace(seconds * 1e9)
+        gained = self.deployment.tokens_per_step
+        ahead = max(min(b.context // (8 * b.decodes) if b.decodes else 64 for b in ranks), 16)
+        later = self._tabulated(
+            [b._replace(context=b.context + round(ahead * gained * b.decodes)) for b in ranks]
+        )
+        return StepPace(seconds * 1e9, (later - seconds) / ahead * 1e9, ahead)
+
+    def _quick(self, batch: StepBatch, prefill: bool) -> StepPace:
+        """The pace of one rank without drafts and micro-batches."""
+        decodes, context, prompts, tokens, pairs = batch
+        (graph, most), engine = self._graph(decodes, decodes + tokens, prefill), self.deployment.engine
+        table = self._whole[prefill]
+        whole = table.exact(most) if graph and not prefill else table.at(most)
+        logits = self._logits.at(decodes + prompts)
+        gpu, growth, room = whole[0] + logits[0], 0.0, 1.0
+        if decodes:
+            seconds, growth, room = self._decodes.read(decodes, context / decodes)
+            gpu += seconds
+        if tokens:
+            gpu += self._prefills.read(tokens, pairs / tokens)[0]
+            if self.terms.forms:
+                gpu += self._formed.at(self.terms.keys_formed(batch))[0]
+        if not graph:
+            gpu = max(gpu, self._launches(whole.launches + logits.launches, decodes > 0, prefill))
+        host = engine.exposed_host_s.value
+        if not engine.host_overlapped:
+            host = engine.host_s.value
+        elif gpu < engine.host_s.value:
+            host += engine.host_s.value - gpu
+        return StepPace((gpu + host) * 1e9, growth * 1e9, max(int(room), 1))
+
+    def _launches(self, others: int, decodes: bool, prefill: bool) -> float:
+        """Host seconds of the launches of a step without a graph."""
+        found = self._core_launches.get((decodes, prefill))
+        if found is None:
+            found = total(self.terms.prompts(StepBatch(0, 0, 1, 1, 1))).launches if prefill else 0
+            found += total(self.terms.decodes(1, 1)).launches if decodes else 0
+            self._core_launches[decodes, prefill] = found
+        return (others + found) * self.deployment.engine.launch_s.value
+
+    def _tabulated(self, ranks: Sequence[StepBatch]) -> float:
+        """Seconds of a step as `cost` gives them, within 1 %."""
+        per = 1 + self.deployment.pool.draft_tokens
+        ranks, rows, times = self._divided(ranks)
+        core = max([self._core(b, per) for b in set(ranks)])
+        own, experts, exchange = self._own, self._experts[rows.prefill], self._exchange[rows.prefill]
+        if rows.graph and not rows.prefill:
+            layers, inside = own.exact(rows.most), experts.exact(rows.group)
+        else:
+            layers, inside = own.at(rows.most), experts.at(rows.group)
+        rest = self._logits.at(times * max([b.decodes * per + b.prefills for b in ranks]))
+        decodes = max([b.decodes for b in ranks]) * times
+        if per > 1 and decodes:
+            context = max([b.context for b in ranks]) * times
+            rest = rest.plus(self._drafts.at(decodes, context / decodes))
+        side = core.plus(layers)
+        return self._together(rows, times, side, inside, exchange.at(rows.most), rest).seconds
+
+    def _core(self, batch: StepBatch, per: int) -> Total:
+        found = Total(0.0, 0.0, 0.0, 0.0, 0)
+        if batch.decodes:
+            found = self._decodes.at(batch.decodes * per, batch.context / batch.decodes)
+        if batch.prefill_tokens:
+            tokens = batch.prefill_tokens
+            found = found.plus(self._prefills.at(tokens, batch.prefill_pairs / tokens))
+            if self.terms.forms:
+                found = found.plus(self._formed.at(self.terms.keys_formed(batch)))
+        return found
+
+
+def overlapped(compute: float, exchange: float) -> float:
+    """Seconds of two micro-batches, each with so much compute and exchange (eq. Q9).
+
+    The GPU computes for both, a micro-batch computes and sends in turn, and the links carry both.
+    """
+    return max(2.0 * compute, compute + exchange, 2.0 * exchange)
+
+
+def _anywhere(side: float, experts: float, out: float, back: float) -> float:
+    return overlapped(side + experts, out + back)
+
+
+def in_slots(side: float, experts: float, out: float, back: float) -> float:
+    """Seconds of two micro-batches whose layers alternate in prefills (eq. Q9).
+
+    Beside one's attention the other's rows go out or sums come back, and beside its experts too (sglang 0.5.9
+    batch_overlap/operations_strategy.py; decodes yield more often: there any compute hides any exchange).
+    """
+    return max(side, out) + max(experts, out) + max(experts, back) + max(side, back)
+
+
+def _share(batch: StepBatch, among: int) -> StepBatch:
+    return StepBatch(*(ceil(n / among) for n in batch))
+
+
+def _part(piece: Piece, times: int, share: float) -> StepPart:
+    busy = piece.seconds * times
+    evidence = combined([(piece.evidence, busy)])
+    return StepPart(piece.name, piece.kind, busy * share, busy, piece.launches * times, evidence)
+
+
+def _joined(one: StepPart, other: StepPart) -> StepPart:
+    return StepPart(
+        one.name, one.kind, one.exposed_s + other.exposed_s, one.busy_s + other.busy_s,
+        one.launches + other.launches, one.evidence | other.evidence,
+    )  # fmt: skip
+
+
+def _said(name: str, figure: EngineFigure) -> Evidence:
+    return Evidence.of([], [f"{name}: {figure.source}"])
+
+
+def _error(
+    compute: Iterable[Piece], exchange: Iterable[Piece], times: int, shares: StepShares, host: EngineFigure
+) -> float:
+    """Standard error of a step: errors of one calibration entry add up, those of several as squares."""
+    errors: dict[str, float] = defaultdict(float)
+    for piece in compute:
+        for entry, relative in piece.evidence.mean_errors().items():
+            errors[entry] += relative * piece.seconds * times
+    sent = sum(piece.seconds for piece in exchange)
+    for piece in exchange:
+        errors[piece.name] += piece.error_s / sent * shares.exchange_s if sent else 0.0
+    errors["host"] = (host.high - host.low) / 2.0 / TO_80
+    errors["model.left_out"] = MODEL_ERROR * shares.seconds
+    return hypot(*errors.values(), 0.5 * shares.launches_s)
+
+
+__all__ = ["StepCost", "StepModel", "StepPart", "StepShares", "in_slots", "overlapped"]

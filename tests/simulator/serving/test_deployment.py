@@ -1,0 +1,72 @@
+"""Memory of a deployment: weights by format against published checkpoints, what a share of memory counts."""
+
+import pytest
+
+from moesim.hwmodels.calibration import load_profile
+from moesim.hwmodels.cluster import load_cluster
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.model.catalogue import load_model
+from moesim.simulator.scenario.serving import Serving, ServingPool
+from moesim.simulator.serving.deployment import Deployment, published_formats, weight_bytes
+from moesim.simulator.serving.engines import engine, engines
+
+
+def _deployment(**keys: object) -> Deployment:
+    serving = Serving.model_validate({"tp": 8, **keys})
+    cluster = load_cluster("h200-1024")
+    return Deployment(load_model("deepseek-v3"), cluster, load_profile("h200-measured"), serving, serving)
+
+
+@pytest.mark.parametrize(
+    ("model", "checkpoint"),
+    [
+        (
+            "deepseek-v3",
+            688.6e9,
+        ),  # model.safetensors.index.json on Hugging Face, with 11.6e9 bytes of MTP layer
+        ("gpt-oss-120b", 65.3e9),  # 60.8 GiB, openai/gpt-oss README
+    ],
+)
+def test_weights_in_published_formats_are_as_large_as_the_checkpoint(model: str, checkpoint: float) -> None:
+    pool = ServingPool(draft_tokens=1 if model == "deepseek-v3" else 0)
+    assert weight_bytes(load_model(model), pool, *published_formats(model)) == pytest.approx(
+        checkpoint, rel=0.02
+    )
+
+
+def test_experts_are_shared_out_and_attention_is_copied_over_dp() -> None:
+    shape, formats = load_model("deepseek-v3"), ("fp8", "fp8")
+    split, copied = (
+        weight_bytes(shape, ServingPool(tp=tp, dp=dp, ep=8), *formats)  # type: ignore[arg-type]
+        for tp, dp in ((8, 1), (1, 8))
+    )
+    attention = 61 * 187.1e6
+    assert copied - split > 0.7 * attention
+    assert copied < weight_bytes(shape, ServingPool(), *formats) / 4  # type: ignore[arg-type]
+
+
+def test_engines_count_memory_in_their_own_way() -> None:
+    room = {
+        name: _deployment(engine=name).cache_room_bytes for name in ("vllm-0.19", "sglang-0.5", "trtllm-1.2")
+    }
+    one = _deployment()
+    total = one.cluster.accelerator.hbm_bytes
+    assert room["vllm-0.19"] == pytest.approx(0.9 * total - one.weight_bytes - one.buffer_bytes)
+    assert room["sglang-0.5"] == pytest.approx(0.9 * total - one.weight_bytes)
+    assert room["trtllm-1.2"] == pytest.approx(0.9 * (total - one.weight_bytes - one.buffer_bytes))
+
+
+def test_engines_have_sorted_buckets_and_figures_inside_their_ranges() -> None:
+    for found in engines().values():
+        assert list(found.graph_buckets) == sorted(set(found.graph_buckets))
+        for figure in (found.host_s, found.exposed_host_s, found.launch_s):
+            assert figure.low <= figure.value <= figure.high
+    assert engine("vllm-0.19").graph_buckets[-1] == 512
+    with pytest.raises(InputError, match=r"vllm-0\.19"):
+        engine("vllm-0.91")
+
+
+def test_acceptance_of_users_needs_a_chance_a_draft() -> None:
+    assert _deployment(draft_tokens=2, acceptance=(0.8, 0.5)).tokens_per_step == pytest.approx(2.2)
+    with pytest.raises(InputError, match="give one each"):
+        _ = _deployment(draft_tokens=2, acceptance=(0.8,)).tokens_per_step

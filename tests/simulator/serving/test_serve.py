@@ -1,0 +1,214 @@
+"""From a scenario to the result of its load, and the exit codes of what cannot be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import moesim
+from moesim.cli.root import main
+from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.simulator.scenario import load_scenario
+from moesim.simulator.serving.deployment import Deployment
+from moesim.simulator.serving.replicas import PaceModel, StepPace
+from moesim.simulator.serving.requests import requests_of
+from moesim.simulator.serving.results import ServingResult
+from moesim.simulator.serving.scheduler import StepBatch
+from moesim.simulator.serving.simulate import serve, serve_ends
+
+MODEL = {"model": "qwen3-30b-a3b", "cluster": {"accelerator": "h100-sxm", "nodes": 1}}
+
+
+class TenMs:
+    """Every step takes 10 ms."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        pass
+
+    def pace(self, now_ns: int, ranks: Sequence[StepBatch]) -> StepPace:
+        return StepPace(10e6)
+
+
+def times(deployment: Deployment) -> PaceModel:
+    return TenMs(deployment)
+
+
+def scenario(load: dict[str, Any] | None = None, **serving: Any) -> dict[str, Any]:
+    drawn = {"rate_per_s": 20, "requests": 100, "input_tokens": 200, "output_tokens": 11}
+    return {**MODEL, "serving": {"max_num_seqs": 4, "load": drawn if load is None else load, **serving}}
+
+
+def served(**serving: Any) -> ServingResult:
+    return serve(scenario(**serving), times=times)
+
+
+def test_the_two_definitions_of_tpot_differ() -> None:
+    requests = requests_of([0, 0, 0], [10, 10, 10], [3, 1, 11])
+    result = serve(scenario({}), requests=requests, times=times)
+    assert result.tpot_request_s is not None and result.tpot_request_s.mean == pytest.approx(0.01)
+    assert result.tpot_token_s == pytest.approx(0.01)
+    slow = requests_of([0, 0], [10, 9000], [3, 3])  # two steps for the second prompt delay the first's tokens
+    other = serve(scenario({}), requests=slow, times=times)
+    assert other.output_tokens == 6 and other.ttft_s.p99 > other.ttft_s.p50
+
+
+def test_rates_money_and_energy_follow_from_time_and_tokens() -> None:
+    result = served(tp=2)
+    seconds = result.duration_s * 2
+    assert result.gpus == 2
+    assert result.output_tokens_per_s_per_gpu == pytest.approx(1100 / seconds)
+    cost = result.cost
+    assert cost.usd_per_gpu_hour is not None and cost.board_watts is not None
+    assert cost.usd_per_million_output_tokens == pytest.approx(
+        cost.usd_per_gpu_hour * seconds / 3600 / 1100 * 1e6
+    )
+    assert cost.joules_per_output_token == pytest.approx(cost.board_watts * seconds / 1100)
+
+
+def test_disaggregated_pools_share_the_bill_by_what_they_do() -> None:
+    result = served(prefill={"replicas": 3})
+    cost = result.cost
+    assert result.gpus == 4 and [pool.role for pool in result.pools] == ["decode", "prefill"]
+    prompts, answers = cost.joules_per_input_token or 0.0, cost.joules_per_output_token or 0.0
+    assert prompts * 20_000 == pytest.approx(3 * answers * 1100) and answers > 0
+    assert result.transfer_s is not None and result.transfer_s.p50 > 10e-6
+
+
+def test_goodput_counts_requests_that_keep_every_limit() -> None:
+    kept = served(limits={"ttft_s": 60.0, "tpot_s": 0.02})
+    assert kept.goodput is not None and kept.goodput.share == 1.0 and kept.goodput.met
+    missed = served(limits={"tpot_s": 0.001})
+    assert missed.goodput is not None and missed.goodput.share == 0 and not missed.goodput.met
+    assert missed.goodput.nearest.tpot_s == pytest.approx(0.01)
+    assert served().goodput is None
+
+
+def test_a_load_that_never_drains_names_the_highest_stable_rate() -> None:
+    load = {"rate_per_s": 60, "requests": 400, "input_tokens": 200, "output_tokens": 11}
+    result = served(load=load)
+    # four places of eleven steps, which planning ahead leaves empty for one more
+    assert not result.drains and result.highest_stable_per_s == pytest.approx(4 / 0.12, rel=0.03)
+    rate = 0.9 * (result.highest_stable_per_s or 0.0)
+    assert served(load={**load, "rate_per_s": rate}).drains
+
+
+def test_a_closed_loop_has_no_offered_rate() -> None:
+    load = {
+        "arrivals": "concurrency",
+        "concurrency": 4,
+        "requests": 40,
+        "input_tokens": 50,
+        "output_tokens": 5,
+    }
+    result = served(load=load)
+    assert result.offered_per_s is None and result.drains
+    assert result.requests_per_s == pytest.approx(4 / 0.06, rel=0.05)
+
+
+def test_the_same_seed_gives_the_same_bytes_and_the_json_gives_the_scenario() -> None:
+    first = served()
+    assert first.model_dump_json() == served().model_dump_json()
+    other = serve(scenario(), "seed=1", times=times)
+    assert other.model_dump_json() != first.model_dump_json()
+    again = moesim.load(json.loads(other.model_dump_json()))
+    assert again.seed == 1 and again.serving == load_scenario(scenario()).serving and not again.trains
+    assert other.inputs.plan is None and "batch" not in other.inputs.scenario
+
+
+def test_overrides_reach_the_section() -> None:
+    result = serve(scenario(), "serving.tp=2", "serving.load.rate_per_s=10", times=times)
+    assert result.gpus == 2 and result.offered_per_s == pytest.approx(10, rel=0.3)
+    assert (
+        load_scenario("serve-qwen3-30b-a3b-h100", ["serving.tp=8", "serving.replicas=1"]).serving is not None
+    )
+
+
+@pytest.mark.parametrize("name", moesim.presets(serving=True))
+def test_presets_for_serving_are_legal_and_fit(name: str) -> None:
+    loaded = moesim.load(name)
+    assert name not in moesim.presets() and loaded.name == name
+    few = requests_of(np.arange(20) * 10**7, np.full(20, 500), np.full(20, 20))
+    result = serve(loaded, requests=few, times=times)
+    assert result.requests == 20 and result.inputs.source == name and str(result).startswith(name)
+
+
+def test_a_preset_for_serving_is_no_training_step() -> None:
+    with pytest.raises(InputError, match="moesim serve simulate"):
+        moesim.simulate("serve-qwen3-30b-a3b-h100")
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"limits": {"percentile": 99}}, "percentile would not be read"),
+        ({"acceptance": [0.8]}, "acceptance would not be read"),
+        ({"replicas": 99}, "need 99 GPUs"),
+        ({"engine": "vllm"}, "serving.engine='vllm' is not known"),
+        ({"tp": 3}, "the nearest that does is 2"),
+        ({"tp": 3, "dp": 1, "ep": 3}, "nearest that does"),
+        ({"dp": 6, "ep": 6}, "4 more redundant experts"),
+        ({"load": {"rate_per_s": 1, "input_tokens": 40_000, "output_tokens": 1_000}}, "40,960"),
+    ],
+)
+def test_what_is_illegal_is_refused(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        served(**keys)
+
+
+def test_a_sequence_beyond_the_cache_does_not_fit() -> None:
+    with pytest.raises(InfeasibleError, match="does not fit the cache"):
+        serve(scenario({"rate_per_s": 1, "input_tokens": 39_000}, memory_fraction=0.79), times=times)
+
+
+def ran(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as end:
+        main(list(arguments))
+    out, err = capsys.readouterr()
+    return int(end.value.code or 0), out, err
+
+
+def test_the_command_prints_the_result_and_says_what_cannot_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(json.dumps(scenario()), "utf-8")
+    code, out, _ = ran(capsys, "serve", "simulate", str(path), "--json")
+    assert code == 0 and json.loads(out)["requests"] == 100
+    code, out, err = ran(capsys, "serve", "simulate", str(path), "--set", "serving.limits.ttft_s=0.000001")
+    assert code == 3 and "TTFT" in out and "no request keeps the limits" in err
+    code, _, err = ran(capsys, "serve", "simulate", str(path), "--set", "serving.load.rate_per_s=100000")
+    assert code == 3 and "the highest stable rate is" in err
+    code, _, err = ran(capsys, "serve", "simulate", str(path), "--set", "serving.load.log=none.csv")
+    assert code == 2 and "leave it out" in err
+    code, out, _ = ran(capsys, "schema", "serving")
+    assert code == 0 and "tpot_token_s" in json.loads(out)["properties"]
+
+
+def test_engines_differ_in_what_they_promise_to_running_requests() -> None:
+    load = {"rate_per_s": 400, "requests": 200, "input_tokens": 1000, "output_tokens": 4000}
+    lost = {
+        engine: served(load=load, engine=engine, max_num_seqs=256, memory_fraction=0.88).preemptions
+        for engine in ("vllm-0.19", "trtllm-1.2")
+    }
+    assert lost["vllm-0.19"] > 0 == lost["trtllm-1.2"]
+
+
+def test_a_queue_before_the_pool_that_decodes_is_seen() -> None:
+    load = {"rate_per_s": 60, "requests": 400, "input_tokens": 200, "output_tokens": 11}
+    result = served(load=load, prefill={"max_num_seqs": 64})
+    assert result.queue_s.p99 < 0.1 < result.end_to_end_s.p50 and not result.drains
+    assert result.highest_stable_per_s == pytest.approx(4 / 0.11, rel=0.03)
+
+
+def test_slow_steps_enclose_the_result_with_fast_ones() -> None:
+    own = scenario(tp=2)
+    middle, (fast, slow) = serve(own), serve_ends(own)
+    for low, now, high in zip(fast.rows(), [middle.rows()[0]], slow.rows(), strict=True):
+        for name in ("tpot_request_s_p50", "ttft_s_p50", "end_to_end_s_p90"):
+            assert low[name] < now[name] < high[name]  # type: ignore[operator]
+    assert fast.output_tokens == slow.output_tokens
