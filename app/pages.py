@@ -25,6 +25,8 @@ PAGES = [
     ("evidence", "Evidence", ":material/fact_check:"),
     ("hardware", "Hardware", ":material/memory:"),
     ("curves", "Curves", ":material/ssid_chart:"),
+    ("serving", "Serving", ":material/chat:"),
+    ("serving_sizing", "Serving sizing", ":material/dns:"),
 ]
 
 GROUPS: Mapping[str, Sequence[str]] = {
@@ -32,6 +34,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
     "One step": ("scenario", "result", "timeline", "topology"),
     "Decide": ("planner", "hardware", "compare", "what_if", "curves", "sweep", "fleet"),
     "The run": ("run_cost",),
+    "Serve": ("serving", "serving_sizing"),
     "Trust": ("evidence", "trace", "calibration"),
 }
 """Headings of the navigation, with the pages below each."""

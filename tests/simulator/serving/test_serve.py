@@ -210,5 +210,5 @@ def test_slow_steps_enclose_the_result_with_fast_ones() -> None:
     middle, (fast, slow) = serve(own), serve_ends(own)
     for low, now, high in zip(fast.rows(), [middle.rows()[0]], slow.rows(), strict=True):
         for name in ("tpot_request_s_p50", "ttft_s_p50", "end_to_end_s_p90"):
-            assert low[name] < now[name] < high[name]  # type: ignore[operator]
+            assert low[name] < now[name] < high[name]
     assert fast.output_tokens == slow.output_tokens
