@@ -20,7 +20,7 @@ from moesim.app.charts.style import (
 )
 from moesim.hwmodels.units import in_unit
 from moesim.simulator.serving.results import Moment
-from moesim.simulator.serving.step import Part
+from moesim.simulator.serving.step import StepPart
 
 KINDS: Mapping[str, str] = {
     "attention": PURPLE,
@@ -33,7 +33,7 @@ KINDS: Mapping[str, str] = {
 """Kinds of parts of a step, in stacking order."""
 
 
-def decode_step(parts: Sequence[Part]) -> go.Figure:
+def decode_step(parts: Sequence[StepPart]) -> go.Figure:
     """One bar: what of each kind of work nothing hides, which adds up to the step, its parts in the hover."""
     chart = go.Figure()
     for kind, colour in KINDS.items():
