@@ -203,8 +203,8 @@ def _mooncake(path: Path, text: str, block_tokens: int) -> Requests:
     )
 
 
-MOST = 1 << 60
-"""Bound of numbers in a log."""
+MOST = (1 << 62) - 1
+"""Bound of numbers in a log: the sum of two is below 64 bits."""
 
 
 def _whole(number: Any, scale: int = 1) -> int:
@@ -256,7 +256,7 @@ def _instant_ns(word: str) -> int:
         raise ValueError
     date, fraction, offset = parts.groups()
     seconds = datetime.fromisoformat(date + (offset or "+00:00").replace("Z", "+00:00")).timestamp()
-    return int(seconds) * NS_PER_S + int((fraction or "0").ljust(9, "0")[:9])
+    return _whole(int(seconds), NS_PER_S) + int((fraction or "0").ljust(9, "0")[:9])
 
 
 # -- drawn loads -------------------------------------------------------------------------------------
