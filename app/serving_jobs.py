@@ -78,7 +78,7 @@ def served(folder: str, scenario: Scenario) -> ServedView:
         step = traces.typical_step(service, found)
     shown = min(len(found.arrival_ns), MOST_LIVES)
     lives = {traces.title(found, n): traces.phases(found, n) for n in range(shown)}
-    return ServedView(result_of(service, found), step, packed_lives("requests", lives), shown)
+    return ServedView(result_of(service, found), step, packed_lives(lives), shown)
 
 
 def ends(folder: str, scenario: Scenario) -> tuple[ServingResult, ServingResult]:

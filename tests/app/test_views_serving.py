@@ -82,11 +82,11 @@ def test_a_row_a_request_in_its_phases() -> None:
         "request 0": (LifePhase("prefill", 0, 5), LifePhase("decode", 5, 50)),
         "request 1": (LifePhase("queue", 2, 10), LifePhase("prefill", 10, 30)),
     }
-    packed = packed_lives("requests", lives)
+    packed = packed_lives(lives)
     (size,) = struct.unpack_from("<I", packed.data)
     header = json.loads(packed.data[4 : 4 + size])
     assert [(row["title"], row["count"]) for row in header["rows"]] == [("request 0", 2), ("request 1", 2)]
-    assert header["end_ns"] == 50 and header["span"] == "whole load" and header["sides"] == ["requests"]
+    assert header["end_ns"] == 50 and header["span"] == "whole load" and header["sides"] == [""]
     assert [name["name"] for name in header["names"]] == ["queue", "prefill", "transfer", "decode"]
     assert len({name["colour"] for name in header["names"]}) == 4
 

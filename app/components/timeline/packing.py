@@ -205,8 +205,8 @@ LIVES: Mapping[str, str] = {"queue": GREY, "prefill": BLUE, "transfer": PURPLE, 
 """Colours of the phases of a request."""
 
 
-def packed_lives(name: str, lives: Mapping[str, Sequence[LifePhase]]) -> PackedStep:
-    """Pack the lives of requests, one row each; `lives`: phases by the title of the row, `name` of all."""
+def packed_lives(lives: Mapping[str, Sequence[LifePhase]]) -> PackedStep:
+    """Pack the lives of requests, one row each; `lives`: phases by the title of the row."""
     kinds = list(LIVES)
     rows = [
         (FIRST_STREAM + row, kinds.index(phase.name), phase.begin_ns, phase.end_ns)
@@ -221,7 +221,7 @@ def packed_lives(name: str, lives: Mapping[str, Sequence[LifePhase]]) -> PackedS
     )  # fmt: skip
     titles = {FIRST_STREAM + row: title for row, title in enumerate(lives)}
     step = _without_actions(int(end.max(initial=1)), 1, events)
-    data = _packed(step, events, True, 0, [name], titles, span="whole load")
+    data = _packed(step, events, True, 0, [""], titles, span="whole load")
     return PackedStep(data, step.end_ns / 1e9, len(events), True, (0, 0), -1)
 
 
