@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 HOME = "deepseek-v3-2048xh800"
 """The scenario that is shown until a visitor chooses another, called the home case."""
 
+SERVED_HOME = "serve-qwen3-30b-a3b-h100"
+"""The scenario whose changes describe one that says how a model is served, and not how it is trained."""
+
 # Module below `app/views`, title, icon; the first is the start page.
 PAGES = [
     ("start", "Start", ":material/home:"),

@@ -15,6 +15,7 @@ import moesim
 from moesim.app import serving_jobs, state, uploads
 from moesim.app.charts import serving as charts
 from moesim.app.components.timeline.packing import packed_lives
+from moesim.app.pages import SERVED_HOME
 from moesim.app.views import serving as page
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.serving.trace import LifePhase
@@ -75,6 +76,13 @@ def test_an_uploaded_log_is_checked_and_named_by_its_content() -> None:
         uploads.accept("load", "day.csv", b"a,b\n1,2\n")
     with pytest.raises(InputError, match="path of a file"):
         uploads.scenario_of(PRESET, ['serving.load={"log": "day.jsonl"}'])
+
+
+def test_a_scenario_that_is_only_served_is_opened_as_changes_of_one_that_is() -> None:
+    own = moesim.load(PRESET, "model=gpt-oss-120b", "serving.tp=4", "serving.prefill={tp: 2}", "name=own")
+    texts = state.overrides_of(own, SERVED_HOME)
+    found = uploads.scenario_of(SERVED_HOME, list(texts))
+    assert not found.trains and found.to_dict() == own.to_dict()
 
 
 def test_a_row_a_request_in_its_phases() -> None:
