@@ -346,8 +346,8 @@ def deployments(scenario: Scenario) -> tuple[Deployment, ...]:
         _check_stages(shape, pool)
     if engine(serving.engine).mixed and serving.max_num_batched_tokens < serving.max_num_seqs:
         raise InputError(
-            f"serving.max_num_batched_tokens={serving.max_num_batched_tokens} is no step with a token of each "
-            f"of max_num_seqs={serving.max_num_seqs}; raise it to that, or lower max_num_seqs"
+            f"serving.max_num_batched_tokens={serving.max_num_batched_tokens} is no step with a token of "
+            f"each of max_num_seqs={serving.max_num_seqs}; raise it to that, or lower max_num_seqs"
         )
     roles = ("decode", "prefill") if serving.prefill else ("both",)
     found = tuple(
