@@ -137,11 +137,19 @@ class Deployment:
     def split(self) -> Split:
         """How the model is spread over a replica."""
         pool, (linear, experts) = self.pool, self.formats
+        hopper = self.cluster.accelerator.architecture.lower() == "hopper"
         return Split(
             tp=pool.tp, ep=pool.ep, expert_tp=pool.expert_tp, weights=linear,
             experts=experts, cache=self.serving.cache, redundant_experts=pool.redundant_experts,
-            kernels="deepgemm" if self.exchange == "deepep" and experts == "fp8" else "fused",
+            kernels=self._kernels(experts),
+            attention="fa3" if self.serving.engine.startswith("vllm") and hopper else "",
         )  # fmt: skip
+
+    def _kernels(self, experts: Format) -> str:
+        """Family of the experts' kernels; without FP4 units MXFP4 is widened in Marlin or OpenAI's Triton."""
+        if experts == "mxfp4" and "fp4" not in self.cluster.accelerator.peak:
+            return "marlin" if self.serving.engine.startswith("vllm") else "triton"
+        return "deepgemm" if self.exchange == "deepep" and experts == "fp8" else "fused"
 
     @cached_property
     def tokens_per_step(self) -> float:
