@@ -352,7 +352,7 @@ def deployments(scenario: Scenario) -> tuple[Deployment, ...]:
     for pool in pools:
         _check_split(shape, pool)
         _check_stages(shape, pool)
-    if engine(serving.engine).mixed and serving.max_num_batched_tokens < serving.max_num_seqs:
+    if engine(serving.engine).token_for_each and serving.max_num_batched_tokens < serving.max_num_seqs:
         raise InputError(
             f"serving.max_num_batched_tokens={serving.max_num_batched_tokens} is no step with a token of "
             f"each of max_num_seqs={serving.max_num_seqs}; raise it to that, or lower max_num_seqs"

@@ -79,7 +79,12 @@ class Requests:
         if not span:
             raise InputError("the load's requests come at one moment, so that no rate can be given to them")
         factor = (len(self) - 1) * NS_PER_S / span / requests_per_s
-        return replace(self, arrival_ns=_within_a_lifetime(self.arrival_ns * factor, requests_per_s))
+        return replace(
+            self,
+            arrival_ns=_within_a_lifetime(
+                np.multiply(self.arrival_ns, factor, dtype=np.float64), requests_per_s
+            ),
+        )
 
 
 def requests_of(
