@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 HOME = "deepseek-v3-2048xh800"
 """The scenario that is shown until a visitor chooses another, called the home case."""
 
+SERVED_HOME = "serve-qwen3-30b-a3b-h100"
+"""The scenario whose changes describe one that says how a model is served, and not how it is trained."""
+
 # Module below `app/views`, title, icon; the first is the start page.
 PAGES = [
     ("start", "Start", ":material/home:"),
@@ -25,6 +28,8 @@ PAGES = [
     ("evidence", "Evidence", ":material/fact_check:"),
     ("hardware", "Hardware", ":material/memory:"),
     ("curves", "Curves", ":material/ssid_chart:"),
+    ("serving", "Serving", ":material/chat:"),
+    ("serving_sizing", "Serving sizing", ":material/dns:"),
 ]
 
 GROUPS: Mapping[str, Sequence[str]] = {
@@ -32,6 +37,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
     "One step": ("scenario", "result", "timeline", "topology"),
     "Decide": ("planner", "hardware", "compare", "what_if", "curves", "sweep", "fleet"),
     "The run": ("run_cost",),
+    "Serve": ("serving", "serving_sizing"),
     "Trust": ("evidence", "trace", "calibration"),
 }
 """Headings of the navigation, with the pages below each."""

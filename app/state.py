@@ -21,7 +21,7 @@ from streamlit.runtime.scriptrunner import get_script_run_ctx
 import moesim
 from moesim.app import forms, jobs, predictions, scenario_links, uploads
 from moesim.app import scenario_links as changes
-from moesim.app.pages import HOME
+from moesim.app.pages import HOME, SERVED_HOME
 from moesim.app.texts import escaped
 from moesim.hwmodels.errors import InputError, MoesimError
 from moesim.simulator.common.texts import overridden_key, split_key_value, value_of
@@ -133,13 +133,14 @@ def accept(kind: str, name: str, data: bytes) -> uploads.Kept:
 
 
 def open_upload(name: str, data: bytes) -> None:
-    """Make an uploaded scenario the current one, as changes of the home case if the link stays short.
+    """Make an uploaded scenario the current one, as changes of a preset if the link stays short.
 
     Raises InputError for a file that is not a scenario.
     """
     kept = accept("scenario", name, data).content
     assert isinstance(kept, Scenario)
-    open_scenario(HOME, overrides_of(kept), kept, new=True)
+    base = HOME if kept.trains else SERVED_HOME
+    open_scenario(base, overrides_of(kept, base), kept, new=True)
 
 
 def set_override(key: str, value: object) -> None:

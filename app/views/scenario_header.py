@@ -130,6 +130,8 @@ def show_facts(place: Any) -> None:
         scenario = state.current()
     except MoesimError:
         return
+    if not scenario.trains:
+        return
     try:
         place.markdown(_facts(scenario, state.result_of(scenario)))
     except InfeasibleError:
@@ -141,9 +143,13 @@ def show_facts(place: Any) -> None:
 def _facts(scenario: Scenario, result: Result | None, verdict: str = "") -> str:
     """Model, GPUs, tokens, fit, confidence and profile in one line of Markdown."""
     gpus = " + ".join(f"{machine.n_gpus:,} x {machine.accelerator.name}" for machine in scenario.machines)
-    tokens = compact(scenario.run.tokens)
+    parts = [escaped(scenario.shape.name), escaped(gpus)]
+    if scenario.serving is not None:
+        parts.append(f"served by {escaped(scenario.serving.engine)}")
+    if not scenario.trains:
+        return " · ".join([*parts, escaped(scenario.calibration.name)])
     assumed = "" if is_stated(scenario, "run.tokens") else " (assumed)"
-    parts = [escaped(scenario.shape.name), escaped(gpus), f"{tokens} tokens{assumed}"]
+    parts.append(f"{compact(scenario.run.tokens)} tokens{assumed}")
     if result is not None:
         memory = result.memory
         used, limit = (in_unit(size, "GiB", "bytes") for size in (memory.total_bytes, memory.capacity_bytes))

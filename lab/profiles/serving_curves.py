@@ -19,8 +19,12 @@ from scipy.optimize import least_squares
 
 from moesim.hwmodels.accelerator import load_accelerator
 from moesim.simulator.model.operator import GEMM_CLASSES
+from moesim.simulator.model.catalogue import load_model
+from moesim.simulator.model.primitives import BF16
 from moesim.simulator.scoring.serving_operators import Case, all_cases
+from moesim.simulator.serving.attention import core
 from moesim.simulator.serving.linear import product
+from moesim.simulator.serving.operators import ExpertLoad, Split, experts, router
 from moesim.simulator.serving.prices import families, peak_flop_per_s, rows_a_group
 
 FIGURES = ("call_time", "bandwidth_fraction", "compute_fraction", "edge", "depth_time")
@@ -38,6 +42,11 @@ START: dict[str, tuple[float, ...]] = {
     "swiglu-masked": (4.0, 0.6),
     "permute": (4.0, 0.7),
     "permute-scatter": (8.0, 0.6),
+    "permute-align": (4.0, 0.7),
+    "permute-routing": (12.0, 0.7),
+    "permute-sum-marlin": (4.0, 0.7),
+    "permute-reduce": (4.0, 0.7),
+    "swiglu-marlin": (2.5, 0.6),
     "copy-pack": (3.0, 0.6),
     "elementwise-random": (3.0, 0.5),
     "topk": (6.0, 0.3),
@@ -50,9 +59,13 @@ START: dict[str, tuple[float, ...]] = {
     "experts-fused": (8.0, 0.85, 0.5, 16.0, 1.2),
     "experts-fused-few": (4.0, 0.85, 0.5, 16.0, 3.0),
     "experts-fused-many": (4.0, 0.85, 0.5, 64.0, 3.0),
+    "experts-marlin": (4.0, 0.8, 0.3, 16.0, 3.0),
+    "experts-triton": (4.0, 0.8, 0.5, 64.0, 3.0),
     "attention": (7.0, 0.8, 0.55, 128.0),
     "decode-mla": (20.0, 0.8, 0.55, 200.0),
     "decode-gqa": (7.0, 0.8, 0.3, 16.0),
+    "decode-gqa-fa3": (9.0, 0.8, 0.3, 16.0),
+    "decode-gqa-fa3-window": (9.0, 0.5, 0.3, 16.0),
     "decode-sparse": (10.0, 0.6, 0.5, 100.0),
     "prefill-mla": (10.0, 0.8, 0.62, 200.0),
     "prefill-gqa": (9.0, 0.8, 0.6, 200.0),
@@ -75,7 +88,7 @@ START: dict[str, tuple[float, ...]] = {
     "eager-mla": (580.0, 0.5),
     "eager-dsa": (1500.0, 0.3),
 }
-RESULT = "2026-11-26-h100-x2-serving.json"
+RESULT, RESULT_EXPERTS = "2026-11-26-h100-x2-serving.json", "2026-11-26-h100-serving-experts.json"
 SCALE = {"call_time": 1e-6, "depth_time": 1e-9}
 LIMITS = {
     "call_time": (1.8e-6, 1.0),
@@ -195,12 +208,22 @@ FIELDS = {"call_time": ("call_us", 1e6),
           "edge": ("edge", 1.0), "depth_time": ("depth_ns", 1e9)}  # fmt: skip
 AIC, INFERSIM = "ai-dynamo/aiconfigurator@095f58a h200_sxm", "alibaba/InferSim@f2293da bench_data, H800"
 FRONTIER, OWN = "NetX-lab/Frontier@a4b22df h800-operators", f"moesim on an H100, lab/results/{RESULT}.xz"
+EXPERTS = f"moesim on an H100, lab/results/{RESULT_EXPERTS}.xz: kernels of the wheel of vLLM 0.20.2"
 SOURCES = {
     "experts-fused": FRONTIER,
     "experts": f"{AIC} wideep MoE (SGLang 0.5.10) and {INFERSIM}",
-    "gemm": f"{OWN}, and {FRONTIER}",
+    "experts-marlin": EXPERTS,
+    "experts-triton": EXPERTS,
+    "swiglu-marlin": EXPERTS,
+    "permute-align": EXPERTS,
+    "permute-routing": EXPERTS,
+    "permute-sum-marlin": EXPERTS,
+    "permute-reduce": EXPERTS,
+    "topk": EXPERTS,
+    "gemm": f"{OWN} and {RESULT_EXPERTS}.xz, and {FRONTIER}",
     "gemm-fp8": f"{INFERSIM}, and {AIC} MLA and DSA modules",
     "decode-gqa": FRONTIER,
+    "decode-gqa-fa3": f"{EXPERTS} (FlashAttention 3)",
     "prefill-gqa": FRONTIER,
     "decode-mla": f"{INFERSIM}, and {AIC} MLA modules (SGLang 0.5.10)",
     "prefill-mla": f"{INFERSIM}, and {AIC} MLA modules (SGLang 0.5.10)",
@@ -243,10 +266,10 @@ def entry(family: str, figures: dict[str, float], known: bool, residual: float) 
 
 def own_products() -> list[Case]:
     """BF16 products of few and many rows with cold weights, as measured on an H100
-    (lab/studies/serving_calls.py).
+    (lab/studies/serving_calls.py, serving_experts.py).
     """
     found = []
-    for kind, *sizes, us in packed.read(RESULT)["rows"]:
+    for kind, *sizes, us in [*packed.read(RESULT)["rows"], *packed.read(RESULT_EXPERTS)["rows"]]:
         if kind == "bf16":
             m, n, k = (float(size) for size in sizes)
             op = product("product", m, n, k, "bf16")
@@ -254,9 +277,50 @@ def own_products() -> list[Case]:
     return found
 
 
+def own_experts() -> list[Case]:
+    """MXFP4 experts of gpt-oss-120b, the choice of experts and decode attention, as measured on an H100
+    (lab/studies/serving_experts.py).
+    """
+    shape, found = load_model("gpt-oss-120b"), []
+    moe, card = shape.moe, "h100-sxm"
+    assert moe is not None
+    for kind, *sizes, us in packed.read(RESULT_EXPERTS)["rows"]:
+        if kind in ("marlin", "triton"):
+            ranks, tokens, part = sizes
+            split = Split(tp=ranks, expert_tp=ranks, experts="mxfp4", kernels=kind)
+            load = ExpertLoad.of(moe, split, float(tokens))
+            ops = experts(moe, shape.hidden, load, split, decode=True)
+            if part != "all":  # Triton's second product sums a token's rows
+                ends = ("gate_up",) if part == "gate_up" else ("down", "sum")[: 1 + (kind == "triton")]
+                ops = [op for op in ops if op.name.endswith(ends)]
+            elif kind == "triton":
+                ops = [router(moe, shape.hidden, float(tokens))[1], *ops]
+            name = f"MXFP4 experts, {kind}, {part}"
+            found.append(Case(name, card, (float(tokens),), tuple(ops), us * 1e-6))
+        elif kind == "topk":
+            ops = router(moe, shape.hidden, float(sizes[0]))[1:]
+            found.append(Case("choice of experts", card, (float(sizes[0]),), tuple(ops), us * 1e-6))
+        elif kind == "decode" and sizes[4]:  # with vLLM's number of splits in a graph
+            ranks, batch, keys, window, _ = sizes
+            seen = float(batch * min(keys, window or keys))
+            read = seen * max(8 // ranks, 1) * 64 * 2 * BF16
+            kernel = "decode-gqa-fa3-window" if window else "decode-gqa-fa3"
+            op = core("decode", kernel, float(batch), seen, (64.0, 64.0), read, 64.0 / ranks)
+            found.append(
+                Case(
+                    f"GQA decode, sinks{', window' if window else ''}",
+                    card,
+                    (float(batch), ranks),
+                    (op,),
+                    us * 1e-6,
+                )
+            )
+    return found
+
+
 def main() -> None:
     """Fit, and write the profile to stdout and the errors by family to stderr."""
-    cases = [*all_cases(Path(sys.argv[1])), *own_products()]
+    cases = [*all_cases(Path(sys.argv[1])), *own_products(), *own_experts()]
     cases = [case for case in cases if case.given_s is None]
     values, known = fitted(cases)
     keys = list(values)

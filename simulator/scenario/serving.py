@@ -157,7 +157,7 @@ class Serving(ServingPool):
     """How the model is served. With `prefill`, the pool of this section decodes only."""
 
     engine: str = "vllm-0.19"
-    """Release of an inference engine (`moesim serve engines`)."""
+    """Release of an inference engine; an unknown one is refused with those there are."""
     prefill: ServingPool | None = None
     """Replicas that work on prompts only and hand keys and values over (disaggregation)."""
     weights: Format | None = None

@@ -112,7 +112,9 @@ def grouped_query(a: GroupedQueryAttention, hidden: int, rows: StepRows, split: 
     if rows.decodes:
         seen = rows.decode_keys(cap)
         read = seen / rows.per_sequence * row
-        out.append(core("decode", "decode-gqa", rows.decodes, seen, (qk, v), read, heads))
+        kernel = f"-{split.attention}" if split.attention and a.sinks else ""
+        kernel += "-window" if kernel and cap < inf else ""
+        out.append(core("decode", f"decode-gqa{kernel}", rows.decodes, seen, (qk, v), read, heads))
     if rows.prefills:
         read = min(rows.keys_formed, rows.prompts * cap + rows.prefills) * row
         out.append(

@@ -44,12 +44,17 @@ def published_formats(model: str) -> tuple[Format, Format]:
     return row.get("linear", "bf16"), row.get("experts", "bf16")
 
 
+def accepted_of(model: str) -> tuple[str, int]:
+    """The model whose measured acceptance stands for a model's, and the drafts for which it was measured."""
+    table = _table("acceptance")
+    name = model if model in table["measured"] else table["as"].get(model, table["default"])
+    return name, len(table["measured"][name])
+
+
 def accepted_tokens(model: str, drafts: int) -> float:
     """Mean tokens of a decode step with so many drafts: measured, or those of the nearest measured model."""
-    table = _table("acceptance")
-    measured = table["measured"]
-    row = measured.get(model) or measured[table["as"].get(model, table["default"])]
-    return 1.0 if not drafts else float(row[min(drafts, len(row)) - 1])
+    name, most = accepted_of(model)
+    return 1.0 if not drafts else float(_table("acceptance")["measured"][name][min(drafts, most) - 1])
 
 
 class Spreads(NamedTuple):
@@ -132,11 +137,19 @@ class Deployment:
     def split(self) -> Split:
         """How the model is spread over a replica."""
         pool, (linear, experts) = self.pool, self.formats
+        hopper = self.cluster.accelerator.architecture.lower() == "hopper"
         return Split(
             tp=pool.tp, ep=pool.ep, expert_tp=pool.expert_tp, weights=linear,
             experts=experts, cache=self.serving.cache, redundant_experts=pool.redundant_experts,
-            kernels="deepgemm" if self.exchange == "deepep" and experts == "fp8" else "fused",
+            kernels=self._kernels(experts),
+            attention="fa3" if self.serving.engine.startswith("vllm") and hopper else "",
         )  # fmt: skip
+
+    def _kernels(self, experts: Format) -> str:
+        """Family of the experts' kernels; without FP4 units MXFP4 is widened in Marlin or OpenAI's Triton."""
+        if experts == "mxfp4" and "fp4" not in self.cluster.accelerator.peak:
+            return "marlin" if self.serving.engine.startswith("vllm") else "triton"
+        return "deepgemm" if self.exchange == "deepep" and experts == "fp8" else "fused"
 
     @cached_property
     def tokens_per_step(self) -> float:
@@ -197,18 +210,20 @@ class Deployment:
         """Tokens whose keys and values one rank of `dp` holds; raises InfeasibleError where none fit."""
         tokens = int(self.cache_room_bytes / (cache_bytes_per_token(self.shape, self.split) / self.pool.pp))
         if tokens < self.engine.block_tokens:
-            fewest = self._fewest_gpus()
-            remedy = (
-                f"{fewest} GPUs a replica would do" if fewest else "no number of GPUs up to 1,024 would do"
-            )
             raise InfeasibleError(
                 f"{self.shape.name}: {self.weight_bytes / 1e9:.1f} GB of weights and "
                 f"{self.buffer_bytes / 1e9:.1f} GB of buffers a GPU leave no cache in "
                 f"{self.pool.memory_fraction:.2f} of {self.cluster.accelerator.hbm_bytes / 1e9:.0f} GB on "
-                f"{self.pool.gpus} GPUs; {remedy} "
-                "(raise serving.tp or serving.ep, or take a smaller format)"
+                f"{self.pool.gpus} GPUs; {self._remedy()}"
             )
         return tokens
+
+    def _remedy(self) -> str:
+        if self.buffer_bytes > max(self.weight_bytes, 0.2 * self.cluster.accelerator.hbm_bytes):
+            return "lower max_num_batched_tokens or max_num_seqs, for which the buffers are"
+        fewest = self._fewest_gpus()
+        text = f"{fewest} GPUs a replica would do" if fewest else "no number of GPUs up to 1,024 would do"
+        return f"{text} (raise serving.tp or serving.ep, or take a smaller format)"
 
     def _fewest_gpus(self) -> int:
         """GPUs of the smallest replica that has room for a cache, by doubling what splits the weights."""
@@ -307,6 +322,14 @@ def _check_split(shape: ModelShape, pool: ServingPool) -> None:
         )
 
 
+def _check_stages(shape: ModelShape, pool: ServingPool) -> None:
+    if pool.pp > len(shape.layers):
+        raise InputError(
+            f"pp={pool.pp} is more than the {len(shape.layers)} layers of {shape.name}; a stage has one at "
+            "least"
+        )
+
+
 def deployments(scenario: Scenario) -> tuple[Deployment, ...]:
     """The pools of a scenario: one that does both, or that of decodes and that of prompts.
 
@@ -328,6 +351,12 @@ def deployments(scenario: Scenario) -> tuple[Deployment, ...]:
     shape, profile = scenario.shape, scenario.calibration
     for pool in pools:
         _check_split(shape, pool)
+        _check_stages(shape, pool)
+    if engine(serving.engine).token_for_each and serving.max_num_batched_tokens < serving.max_num_seqs:
+        raise InputError(
+            f"serving.max_num_batched_tokens={serving.max_num_batched_tokens} is no step with a token of "
+            f"each of max_num_seqs={serving.max_num_seqs}; raise it to that, or lower max_num_seqs"
+        )
     roles = ("decode", "prefill") if serving.prefill else ("both",)
     found = tuple(
         Deployment(shape, cluster, profile, serving, pool, role, Spreads.of(scenario))

@@ -38,6 +38,8 @@ class ServingEngine(Section):
     """Whether a step has prompts beside decodes, else prompts go first and alone."""
     chunked: bool
     """Whether a prompt may be cut."""
+    token_for_each: bool = False
+    """Whether the release refuses fewer tokens a step than sequences, as vLLM; others let some wait."""
     reserve: tuple[float, float] = (0.0, 0.0)
     """Shares of tokens yet to be written, by a new request and by others, that admission leaves room for."""
     block_tokens: PositiveInt

@@ -30,9 +30,10 @@ class Split:
     out the routed experts. `shared_tp`: ranks that split shared experts, where not `tp` (1: every rank has
     all of them for its own tokens). `weights`, `experts`, `cache`: formats of linear layers, of routed
     experts, of keys and values. `redundant_experts`: replicas over all ranks of a group. `kernels`: family of
-    the experts' kernels, `deepgemm` (masked in decodes, contiguous in prefills) or `fused` (vLLM's and
-    SGLang's Triton kernels). `engine`: whose modules have a fixed time of their own (`vllm`, `sglang`,
-    `trtllm`).
+    the experts' kernels, `deepgemm` (masked in decodes, contiguous in prefills), `fused` (vLLM's and
+    SGLang's Triton kernels), or for MXFP4 `marlin` (vLLM's) and `triton` (OpenAI's). `attention`: those of
+    decode attention with sinks, where measured: `fa3` (vLLM's on Hopper). `engine`: whose modules have a
+    fixed time of their own (`vllm`, `sglang`, `trtllm`).
     """
 
     tp: int = 1
@@ -45,6 +46,7 @@ class Split:
     shared_tp: int | None = None
     kernels: str = "fused"
     engine: str = ""
+    attention: str = ""
 
 
 class StepRows(NamedTuple):

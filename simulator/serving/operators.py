@@ -7,6 +7,7 @@ queries, keys and values, activations are one kernel that quantises too, experts
 from __future__ import annotations
 
 from functools import lru_cache
+from math import ceil
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -129,19 +130,25 @@ def router(moe: MoE, hidden: int, t: float) -> list[Operator]:
     ]
 
 
+PADDED = {"marlin": (128, 256), "triton": (64, 1)}
+"""Multiples to which an expert's width and rows are padded (vllm 0.20.2 fused_moe/oracle/mxfp4.py)."""
+
+
 def experts(moe: MoE, hidden: int, load: ExpertLoad, split: Split, decode: bool) -> list[Operator]:
     """The routed experts of one rank, after its tokens arrived and before they go back.
 
     DeepGEMM's masked kernels (`decode`) take rows where the low-latency dispatch put them; its contiguous
-    ones need a scatter into the order of the experts and a gather. Triton's fused kernels read rows through
-    an index, and a kernel sums a token's rows.
+    ones need a scatter into the order of the experts and a gather. Fused kernels and Marlin read rows through
+    an index, and a kernel sums a token's rows; OpenAI's Triton kernels activate in the first product.
     """
     if not load.rows:
         return []
     fmt, r = split.experts, load.rows
-    width, row = moe.expert_ffn / split.expert_tp, moe.row_width(hidden)
+    multiples = PADDED.get(split.kernels, (1, 1))
+    sizes = moe.expert_ffn / split.expert_tp, float(moe.row_width(hidden))
+    width, row = (ceil(s / by) * by if by > 1 else s for s, by in zip(sizes, multiples, strict=True))
     columns, groups = width * moe.branches, max(round(load.active), 1)
-    family = split.kernels if split.kernels == "fused" else "masked" if decode else "contiguous"
+    family = split.kernels if split.kernels != "deepgemm" else "masked" if decode else "contiguous"
     few = load.tokens <= (moe.experts + split.redundant_experts) / split.ep  # vLLM's tiles depend on it
     variant = f"{family}-{fmt}" if family != "fused" else f"fused-{'few' if few else 'many'}-{fmt}"
     in_bytes, act = ACTIVATION_BYTES[fmt], r * width * ACTIVATION_BYTES[fmt]
@@ -157,8 +164,12 @@ def experts(moe: MoE, hidden: int, load: ExpertLoad, split: Split, decode: bool)
         )
         gather = move("experts.gather", "permute", "F", r * row * BF16, tokens * row * BF16, variant="gather")
         return [scatter, up, middle, down, gather]
-    align = move("experts.align", "permute", "F", r * FP32, r * FP32, variant="align")
-    total = move("experts.sum", "permute", "F", r * row * BF16, tokens * row * BF16, variant="sum")
+    sort = "routing" if family == "triton" else "align"
+    add = {"triton": "reduce", "marlin": "sum-marlin"}.get(family, "sum")
+    align = move("experts.align", "permute", "F", r * FP32, r * FP32, variant=sort)
+    total = move("experts.sum", "permute", "F", r * row * BF16, tokens * row * BF16, variant=add)
+    if family == "triton":
+        return [align, up, down, total]
     cast = linear("experts.quantise", tokens, 1.0, row, fmt)[:-1]
     return [align, *cast, up, middle, down, total]
 

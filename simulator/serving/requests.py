@@ -7,21 +7,26 @@ import gzip
 import io
 import json
 import lzma
+import re
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from moesim.hwmodels.arrays import IntArray
+from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import check_readable
 from moesim.simulator.scenario.serving import ServingLoad
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
+LONGEST_NS = 30 * 365 * 86_400 * NS_PER_S
+"""Longest load."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,12 @@ class Requests:
         if not span:
             raise InputError("the load's requests come at one moment, so that no rate can be given to them")
         factor = (len(self) - 1) * NS_PER_S / span / requests_per_s
-        return replace(self, arrival_ns=np.rint(self.arrival_ns * factor).astype(np.int64))
+        return replace(
+            self,
+            arrival_ns=_within_a_lifetime(
+                np.multiply(self.arrival_ns, factor, dtype=np.float64), requests_per_s
+            ),
+        )
 
 
 def requests_of(
@@ -151,11 +161,13 @@ def read_log(path: Path, block_tokens: int = MOONCAKE_BLOCK_TOKENS) -> Requests:
     try:
         raw = path.read_bytes()
         text = _unpacked(raw).decode("utf-8-sig")
-    except (OSError, EOFError, UnicodeDecodeError, lzma.LZMAError) as problem:
+    except (OSError, EOFError, UnicodeDecodeError, lzma.LZMAError, zlib.error) as problem:
         raise InputError(f"{path}: cannot be read as a log of requests: {problem}") from None
-    if text.lstrip().startswith("{"):
-        return _mooncake(path, text, block_tokens)
-    return _table(path, text)
+    read = partial(_mooncake, block_tokens=block_tokens) if text.lstrip().startswith("{") else _table
+    try:
+        return read(path, text)
+    except csv.Error as problem:
+        raise InputError(f"{path}: cannot be read as a log of requests: {problem}") from None
 
 
 def _unpacked(raw: bytes) -> bytes:
@@ -171,9 +183,13 @@ def _mooncake(path: Path, text: str, block_tokens: int) -> Requests:
             continue
         try:
             row = json.loads(line)
-            rows.append({key: row[key] for key in ("timestamp", "input_length", "output_length")})
-            rows[-1]["ids"] = [int(one) for one in row.get("hash_ids", ())]
-        except (ValueError, KeyError, TypeError) as problem:
+            rows.append({
+                "timestamp": _whole(row["timestamp"], NS_PER_MS),
+                "input_length": _whole(row["input_length"]),
+                "output_length": _whole(row["output_length"]),
+                "ids": [_whole(one) for one in row.get("hash_ids") or ()],
+            })  # fmt: skip
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as problem:
             raise InputError(
                 f"{path}, line {number}: {line[:60]!r} is not a request: {problem}; every line needs "
                 "`timestamp` in ms, `input_length`, `output_length`, and may have `hash_ids`"
@@ -184,12 +200,25 @@ def _mooncake(path: Path, text: str, block_tokens: int) -> Requests:
             f"{path}, line {gap} has no `hash_ids`, and others have; give them to all lines or to none"
         )
     return requests_of(
-        [round(row["timestamp"] * NS_PER_MS) for row in rows],
+        [row["timestamp"] for row in rows],
         [row["input_length"] for row in rows],
         [row["output_length"] for row in rows],
         [row["ids"] for row in rows] if with_ids else None,
         block_tokens,
     )
+
+
+MOST = (1 << 62) - 1
+"""Bound of numbers in a log: the sum of two is below 64 bits."""
+
+
+def _whole(number: Any, scale: int = 1) -> int:
+    """A number of a log times `scale`, rounded; raises TypeError for no number, ValueError beyond `MOST`."""
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise TypeError(f"{number!r} is not a number")
+    if abs(whole := round(number * scale)) > MOST:
+        raise ValueError(f"{number} is too large")
+    return whole
 
 
 def _table(path: Path, text: str) -> Requests:
@@ -209,22 +238,30 @@ def _table(path: Path, text: str) -> Requests:
 def _rows(
     path: Path, reader: csv.DictReader[str], columns: tuple[str, ...]
 ) -> Iterator[tuple[int, int, int]]:
-    moment = _instant_ns if columns is _AZURE else lambda word: round(float(word) * NS_PER_S)
+    moment = _instant_ns if columns is _AZURE else lambda word: _whole(float(word), NS_PER_S)
     for row in reader:
         words = [(row[name] or "").strip() for name in columns]
         try:
-            yield moment(words[0]), int(words[1]), int(words[2])
+            yield moment(words[0]), _whole(int(words[1])), _whole(int(words[2]))
         except (ValueError, OverflowError):
             raise InputError(
                 f"{path}, line {reader.line_num}: {', '.join(words)} is no time and two whole numbers"
             ) from None
 
 
+_INSTANT = re.compile(r"([-\d]+[ T][:\d]+)(?:\.(\d+))?(Z|[-+]\d\d:\d\d)?")
+
+
 def _instant_ns(word: str) -> int:
-    """Nanoseconds of `2023-11-16 18:15:46.6805900`: seven digits of fraction, which datetime cuts to six."""
-    date, _, fraction = word.partition(".")
-    seconds = datetime.fromisoformat(date + "+00:00").timestamp()
-    return int(seconds) * NS_PER_S + int((fraction or "0").ljust(9, "0")[:9])
+    """Nanoseconds of `2023-11-16 18:15:46.6805900` (UTC): seven digits, which datetime cuts to six.
+
+    The log of 2024 has an offset behind them.
+    """
+    if not (parts := _INSTANT.fullmatch(word)):
+        raise ValueError
+    date, fraction, offset = parts.groups()
+    seconds = datetime.fromisoformat(date + (offset or "+00:00").replace("Z", "+00:00")).timestamp()
+    return _whole(int(seconds), NS_PER_S) + int((fraction or "0").ljust(9, "0")[:9])
 
 
 # -- drawn loads -------------------------------------------------------------------------------------
@@ -242,13 +279,23 @@ def arrivals(requests_per_s: float, count: int, seed: int, burstiness: float = 1
             f"arrivals at {requests_per_s:g} a second with burstiness {burstiness:g}: the rate is above 0, "
             "the burstiness 0 or more"
         )
-    mean_ns = NS_PER_S / requests_per_s
+    mean_ns = min(NS_PER_S / requests_per_s, LONGEST_NS)
     if burstiness == 0:
         gaps = np.full(count, mean_ns)
     else:
         gaps = np.random.default_rng(seed).gamma(1 / burstiness, burstiness * mean_ns, count)
-    times: IntArray = np.rint(np.cumsum(gaps) - gaps[0]).astype(np.int64)
-    return times
+    ends = np.cumsum(gaps)
+    return _within_a_lifetime(ends - ends[0], requests_per_s)
+
+
+def _within_a_lifetime(times: FloatArray, requests_per_s: float) -> IntArray:
+    """Whole nanoseconds; raises InputError where the last request comes after decades."""
+    if not times[-1] < LONGEST_NS:
+        raise InputError(
+            f"serving.load.rate_per_s={requests_per_s:g}: {len(times):,} requests would take more than "
+            "30 years; state a higher rate"
+        )
+    return np.rint(times).astype(np.int64)
 
 
 def repeated(log: Requests, count: int, seed: int) -> Requests:

@@ -18,6 +18,7 @@ from moesim.simulator.scenario.inputs import inputs_of
 from moesim.simulator.scenario.serving import Serving, ServingLimits
 from moesim.simulator.serving.deployment import Deployment, deployments
 from moesim.simulator.serving.exchange import Fabric, cache_transfer
+from moesim.simulator.serving.notes import notes_of
 from moesim.simulator.serving.operators import cache_bytes_per_token
 from moesim.simulator.serving.replicas import (
     PaceModel,
@@ -248,10 +249,14 @@ def result_of(service: Service, served: Served) -> ServingResult:
         drains=drains,
         highest_stable_per_s=None if drains else stable,
         timeline=_moments(served),
-        warnings=(*requests.notes, *notes),
+        warnings=tuple(dict.fromkeys([*requests.notes, *notes, *_taken(service)])),
         seed=scenario.seed,
         version=__version__,
     )
+
+
+def _taken(service: Service) -> list[str]:
+    return [note for one in service.deployments for note in notes_of(one)]
 
 
 def _words(one: Deployment) -> str:

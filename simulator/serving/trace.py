@@ -56,6 +56,13 @@ def phases(served: Served, request: int) -> tuple[LifePhase, ...]:
     return tuple(phase for phase in all_parts if phase.end_ns > phase.begin_ns)
 
 
+def title(served: Served, request: int) -> str:
+    """Number and lengths of a request."""
+    requests = served.requests
+    lengths = f"{requests.input_tokens[request]:,} in, {requests.output_tokens[request]:,} out"
+    return f"request {request} ({lengths})"
+
+
 # -- a typical step ----------------------------------------------------------------------------------
 
 
@@ -173,12 +180,9 @@ def write_step_trace(path: str | Path, service: Service, served: Served) -> Typi
 
 def request_events(served: Served, chunks: Iterable[PromptChunk]) -> Iterator[Event]:
     """A thread a request with the phases of its life, chunks of its prompt inside, and counts over time."""
-    inputs, outputs = served.requests.input_tokens.tolist(), served.requests.output_tokens.tolist()
-    titles = [
-        f"request {n} ({a:,} in, {b:,} out)" for n, (a, b) in enumerate(zip(inputs, outputs, strict=True))
-    ]
+    titles = [title(served, request) for request in range(len(served.arrival_ns))]
     yield from _names(1, "requests", titles)
-    for request in range(len(inputs)):
+    for request in range(len(titles)):
         where = {"rank": int(served.rank[request]), "prefill rank": int(served.prefill_rank[request])}
         args = {name: rank for name, rank in where.items() if rank >= 0}
         for name, begin, end in phases(served, request):

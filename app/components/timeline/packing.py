@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from moesim.app.charts.step import class_colour, colour, words
+from moesim.app.charts.style import BLUE, GREEN, GREY, PURPLE
 from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.predict.step_events import (
@@ -28,6 +29,7 @@ from moesim.simulator.predict.step_events import (
 )
 from moesim.simulator.predict.timeline import zoomed_action
 from moesim.simulator.predict.trace import FIRST_SEND, SCHEDULE, THREADS
+from moesim.simulator.serving.trace import LifePhase
 from moesim.simulator.trace.classes import CLASSES
 from moesim.simulator.trace.events import Names
 from moesim.simulator.trace.partition import StepSide
@@ -90,6 +92,7 @@ def _packed(
     rank: int,
     sides: Sequence[str] = (),
     titles: Mapping[int, str] | None = None,
+    span: str = "whole step",
 ) -> bytes:
     actions, path = step.actions, step.path
     names = list(dict.fromkeys((*events.names, *actions.kind, *path.cause)))
@@ -132,6 +135,7 @@ def _packed(
         "whole": whole,
         "rank": rank,
         "sides": list(sides),
+        "span": span,
         "names": [_described(name) for name in names]
         if sides
         else [{"name": name, "words": words(name), "colour": colour(name)} for name in names],
@@ -189,15 +193,42 @@ def packed_sides(sides: Mapping[str, StepSide], most: int = MOST_EVENTS) -> Pack
         tuple(keys), columns[0], columns[1], columns[2], columns[3], columns[4], no_action, no_action,
         columns[5], no_action > 0,
     )  # fmt: skip
-    none, pairs = np.zeros(0, np.int64), np.zeros((0, 2), np.int64)
-    actions = Actions(none, (), pairs, pairs, none, none, none, none, none > 0)
-    end_ns = max(side.wall_ns for side in sides.values())
-    step = StepEvents(end_ns, len(sides), actions, events, CriticalPath(none, (), none, none, none, none))
+    step = _without_actions(max(side.wall_ns for side in sides.values()), len(sides), events)
     data = _packed(step, events, whole, 0, list(sides), titles)
-    return PackedStep(data, end_ns / 1e9, len(events), whole, (0, 0), -1)
+    return PackedStep(data, step.end_ns / 1e9, len(events), whole, (0, 0), -1)
 
 
 _PREDICTED = {**THREADS, RECEIVES: "pipeline receives"}
+
+
+LIVES: Mapping[str, str] = {"queue": GREY, "prefill": BLUE, "transfer": PURPLE, "decode": GREEN}
+"""Colours of the phases of a request."""
+
+
+def packed_lives(lives: Mapping[str, Sequence[LifePhase]]) -> PackedStep:
+    """Pack the lives of requests, one row each; `lives`: phases by the title of the row."""
+    kinds = list(LIVES)
+    rows = [
+        (FIRST_STREAM + row, kinds.index(phase.name), phase.begin_ns, phase.end_ns)
+        for row, phases in enumerate(lives.values())
+        for phase in phases
+    ]
+    stream, names, begin, end = np.array(rows, dtype=np.int64).reshape(-1, 4).T
+    no_action = np.full(len(rows), -1)
+    events = Events(
+        tuple(f"{kind}\n{kind}" for kind in kinds), np.zeros(len(rows), np.int64), stream, names, begin, end,
+        no_action, no_action, no_action, no_action > 0,
+    )  # fmt: skip
+    titles = {FIRST_STREAM + row: title for row, title in enumerate(lives)}
+    step = _without_actions(int(end.max(initial=1)), 1, events)
+    data = _packed(step, events, True, 0, [""], titles, span="whole load")
+    return PackedStep(data, step.end_ns / 1e9, len(events), True, (0, 0), -1)
+
+
+def _without_actions(end_ns: int, ranks: int, events: Events) -> StepEvents:
+    none, pairs = np.zeros(0, np.int64), np.zeros((0, 2), np.int64)
+    actions = Actions(none, (), pairs, pairs, none, none, none, none, none > 0)
+    return StepEvents(end_ns, ranks, actions, events, CriticalPath(none, (), none, none, none, none))
 
 
 def _lanes(begin: IntArray, end: IntArray) -> IntArray:
@@ -235,7 +266,7 @@ def _named(side: StepSide, keys: Names) -> IntArray:
 
 def _described(key: str) -> dict[str, str]:
     kind, _, kernel = key.partition("\n")
-    return {"name": kind, "words": kernel, "colour": class_colour(kind)}
+    return {"name": kind, "words": kernel, "colour": LIVES.get(kind) or class_colour(kind)}
 
 
 def folded(values: IntArray) -> IntArray:

@@ -34,6 +34,19 @@ def test_weights_in_published_formats_are_as_large_as_the_checkpoint(model: str,
     )
 
 
+def test_kernels_of_mxfp4_follow_card_and_engine() -> None:
+    shape, profile = load_model("gpt-oss-120b"), load_profile("h200-measured")
+    found = {}
+    for card, name in (("h100", "vllm-0.19"), ("h200", "trtllm-1.2"), ("b200", "vllm-0.19")):
+        serving = Serving.model_validate({"tp": 8, "engine": name})
+        cluster = load_cluster(f"{card}-1024")
+        found[card] = Deployment(shape, cluster, profile, serving, serving).split
+    assert {card: split.kernels for card, split in found.items()} == {
+        "h100": "marlin", "h200": "triton", "b200": "fused",
+    }  # fmt: skip
+    assert [split.attention for split in found.values()] == ["fa3", "", ""]
+
+
 def test_experts_are_shared_out_and_attention_is_copied_over_dp() -> None:
     shape, formats = load_model("deepseek-v3"), ("fp8", "fp8")
     split, copied = (

@@ -17,7 +17,9 @@ from moesim.simulator.serving.operators import (
     StepRows,
     cache_bytes_per_token,
     draft_operators,
+    experts,
     most_loaded,
+    router,
     step_operators,
 )
 from moesim.simulator.serving.prices import eager_seconds, law_of, laws, price
@@ -90,6 +92,24 @@ def test_the_most_loaded_rank_of_a_power_law_has_more_rows_on_fewer_experts() ->
     moe = load_model("deepseek-v3").moe
     even = ExpertLoad.of(moe, Split(ep=32), 4096.0)
     assert even.rows == 1024 and even.active == pytest.approx(8.0, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "tokens", "measured_us"),  # lab/results/2026-11-26-h100-serving-experts.json.xz, TP8, "all"
+    [("marlin", 8.0, 48.2), ("marlin", 512.0, 200.2), ("triton", 8.0, 77.3), ("triton", 512.0, 212.2)],
+)
+def test_experts_of_mxfp4_take_what_their_kernels_took(
+    kernels: str, tokens: float, measured_us: float
+) -> None:
+    moe, h100 = load_model("gpt-oss-120b").moe, load_accelerator("h100-sxm")
+    assert moe is not None
+    split = Split(tp=8, expert_tp=8, experts="mxfp4", kernels=kernels)
+    ops = experts(moe, 2880, ExpertLoad.of(moe, split, tokens), split, decode=True)
+    if kernels == "triton":  # measured with the choice of experts
+        ops += router(moe, 2880, tokens)[1:]
+    assert sum(price(op, h100).seconds for op in ops) * 1e6 == pytest.approx(measured_us, rel=0.12)
+    up = next(op for op in ops if op.name == "experts.gate_up").gemm
+    assert up is not None and (up.n, up.k) == ((768, 3072) if kernels == "marlin" else (768, 2880))
 
 
 def test_weights_carry_their_scales_and_narrow_formats_are_widened() -> None:

@@ -3,7 +3,7 @@
 const VERSION = 1;
 
 /**
- * The step: {endMs, ranks, whole, rank, sides, names, rows, actions, path}; `sides` are the titles of traced
+ * The step: {endMs, ranks, whole, rank, sides, span, names, rows, actions, path}; `sides` are the titles of traced
  * steps, which have rows by stream and no actions. Times are milliseconds from its start.
  *
  * A row is {rank, stream, title, count, first, begin, end, name, action, block, critical}, columns of equal
@@ -26,6 +26,7 @@ export function decode(bytes) {
     whole: header.whole,
     rank: header.rank,
     sides: header.sides,
+    span: header.span,
     names: header.names,
     actions: actionsOf(columns),
     path: pathOf(columns),

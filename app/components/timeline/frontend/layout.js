@@ -42,7 +42,7 @@ export function everyLane(step) {
 export function sideLanes(step) {
   return step.rows.map((row, number) => {
     const first = row.rank !== step.rows[number - 1]?.rank, height = RANK_HEIGHTS[0];
-    const label = first ? `${step.sides[row.rank]}: ${row.title}` : row.title;
+    const side = first && step.sides[row.rank], label = side ? `${side}: ${row.title}` : row.title;
     return { row, label, short: row.title.replace("stream ", "").slice(0, 5), height, strong: first, indent: !first };
   });
 }

@@ -272,11 +272,13 @@ function take({ data, digest, opened }, theme) {
     const found = decode(data instanceof Uint8Array ? data : new Uint8Array(data));
     Object.assign(shown, { step: found, digest, selected: null, hovered: null, found: null, opened: -2 });
     const traced = found.sides.length > 0;
+    by("whole").textContent = found.span.replace("w", "W");
     for (const id of ["path", "inside-title", "inside", "listed", "chosen"]) by(id).hidden = traced;
     by("every").hidden = traced || !found.whole;
     shown.every &&= found.whole;
     if (before?.endMs !== found.endMs) upper.look(0, Object.assign(upper, { least: 0, most: found.endMs }).most);
-    const what = traced ? `Kernels of ${found.sides.join(" and ")}` : `Actions of ${found.ranks} pipeline ranks`;
+    const sides = found.sides.join(" and "), traces = sides ? `Kernels of ${sides}` : "Phases of requests";
+    const what = traced ? traces : `Actions of ${found.ranks} pipeline ranks`;
     upper.canvas.ariaLabel = `${what} over ${Math.round(found.endMs).toLocaleString("en-US")} ms`;
     upper.canvas.dataset.events = found.rows.reduce((sum, row) => sum + row.count, 0);
     arrange();

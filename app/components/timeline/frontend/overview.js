@@ -46,7 +46,7 @@ export class Overview {
     context.fillStyle = colours.muted;
     context.font = `${12 * ratio}px ${colours.font}`;
     context.textBaseline = "middle";
-    if (pane.gutter > 100) context.fillText("whole step", 2 * ratio, canvas.height / 2);
+    if (pane.gutter > 100) context.fillText(this.step.span, 2 * ratio, canvas.height / 2);
   }
 
   timeAt(event) {

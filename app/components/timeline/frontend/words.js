@@ -25,7 +25,7 @@ export function place(step, row, index) {
   const rank = row.ranks ? row.ranks[index] : row.rank;
   if (step.sides.length) {
     const layer = row.block[index] < 0 ? [] : [`layer ${row.block[index]}`];
-    return [step.sides[rank], row.title, step.names[row.name[index]].name, ...layer].join(", ");
+    return [step.sides[rank], row.title, step.names[row.name[index]].name, ...layer].filter(Boolean).join(", ");
   }
   const parts = [`pipeline rank ${rank}`];
   if (row.member && row.member[index] > 0) parts.push(`GPU ${row.member[index]} of its group`);

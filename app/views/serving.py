@@ -1,0 +1,426 @@
+"""The page Serving: what users of a served model wait for, what a GPU gives, and where requests are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import streamlit as st
+
+import moesim
+from moesim.app import exports, jobs, long_work, serving_jobs, state, texts, upload_files, uploads, widgets
+from moesim.app.charts import serving as charts
+from moesim.app.components.timeline import canvas
+from moesim.app.serving_jobs import ServedView, TraceKind
+from moesim.app.texts import badge, escaped, money, plain, span
+from moesim.hwmodels.confidence import confidence
+from moesim.hwmodels.errors import InfeasibleError, MoesimError
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.serving import ServingPool
+from moesim.simulator.serving.engines import engines
+from moesim.simulator.serving.results import ServingResult, goodput_text, stable_text
+from moesim.simulator.serving.trace import TypicalStep
+
+FORMATS = ("bf16", "fp8", "nvfp4", "mxfp4")
+ROUTERS = ("least_loaded", "round_robin", "prefix_aware")
+PERCENTILES = ("p50", "p90", "p99", "mean")
+LATENCIES = {
+    "ttft_s": ("TTFT", "From arrival to the first token"),
+    "tpot_request_s": ("TPOT, by request", "A request's mean time between tokens after the first"),
+    "end_to_end_s": ("End to end", "From arrival to the last token"),
+    "queue_s": ("Queue", "From arrival to the first step that works on the request"),
+    "transfer_s": ("Transfer", "From the first token to the keys and values in the other pool"),
+}
+"""Times with percentiles: title and definition."""
+LOADS: Mapping[str, Mapping[str, Any]] = {
+    "rate": {"rate_per_s": 10},
+    "concurrency": {"arrivals": "concurrency", "concurrency": 64},
+}
+"""What a kind of load begins with."""
+GZIP = "application/gzip"
+REFUSED = "serving refused"
+"""Session key with the reason why the last log was refused."""
+
+
+def show() -> None:
+    """Draw the page."""
+    scenario = state.form()
+    if scenario.serving is None:
+        begin(scenario)
+        return
+    form(scenario)
+    current = state.current()  # raises for what the form shows as refused
+    key = state.cache_key(current)
+    found: ServedView | None = long_work.value(
+        "serving",
+        f"serving/{key}",
+        "serving the load request by request",
+        serving_jobs.served,
+        folder(),
+        current,
+    )
+    if found is not None:
+        _answer(current, key, found)
+
+
+def folder() -> str:
+    """The folder of uploads, which jobs may read."""
+    return str(uploads.folder())
+
+
+# -- the question --------------------------------------------------------------------------------------
+
+
+def begin(scenario: Scenario) -> None:
+    """Offer what can be served: the shipped scenarios, and the current model on the current cluster."""
+    st.info("This scenario says nothing of serving. Begin with one of these; everything can be changed then.")
+    for name in moesim.presets(serving=True):
+        with st.container(horizontal=True, vertical_alignment="center"):
+            widgets.button(name, f"serve {name}", partial(state.open_scenario, name, new=True))
+            st.caption(escaped(moesim.load(name).description))
+    label = f"Serve {escaped(scenario.shape.name)} on {escaped(scenario.machine.accelerator.name)}"
+    if st.button(label, key="serve own", type="primary"):
+        key = f"serving fit/{state.cache_key(scenario)}"
+        fitting = state.compute(key, "Looking for GPUs", serving_jobs.fitting, folder(), scenario)
+        state.set_override("serving", fitting.to_dict()["serving"])
+        st.rerun()
+
+
+def form(scenario: Scenario) -> None:
+    """Draw the inputs of pools, load and limits."""
+    serving = scenario.serving
+    assert serving is not None
+    with st.expander("Deployment", expanded=True):
+        first, second, third, fourth = st.columns(4)
+        with first:
+            widgets.choice(scenario, "serving.engine", "Engine", list(engines()))
+        for place, key, label in (
+            (second, "weights", "Weights"), (third, "experts", "Experts"), (fourth, "cache", "Keys, values"),
+        ):  # fmt: skip
+            with place:
+                _optional_choice(scenario, f"serving.{key}", label, FORMATS)
+        _pool(scenario, "serving", "" if serving.prefill is None else "Pool that decodes")
+        split = "serving.prefill"
+        own = {"replicas": serving.replicas, "tp": serving.tp, "dp": serving.dp, "ep": serving.ep}
+        st.checkbox(
+            "A pool of its own for prompts",
+            key=widgets.place(split, serving.prefill is not None),
+            on_change=lambda: state.set_override(split, own if serving.prefill is None else "null"),
+            help="Replicas that work on prompts only and hand keys and values over",
+        )
+        if serving.prefill is not None:
+            _pool(scenario, split, "Pool for prompts")
+    load_form(scenario)
+
+
+def load_form(scenario: Scenario) -> None:
+    """Draw the inputs of load and limits."""
+    with st.expander("Load and limits", expanded=True):
+        _load(scenario)
+        columns = st.columns(4)
+        for place, key, label in zip(
+            columns,
+            ("ttft_s", "tpot_s", "end_to_end_s", "percentile"),
+            ("Limit of TTFT (s)", "Limit of TPOT (s)", "Limit end to end (s)", "for % of requests"),
+            strict=True,
+        ):
+            with place:
+                number(scenario, f"serving.limits.{key}", label)
+
+
+def _pool(scenario: Scenario, at: str, title: str) -> None:
+    if title:
+        st.markdown(f"**{title}**")
+    columns = st.columns(4)
+    fields = [
+        ("replicas", "Replicas", 1, 100_000), ("tp", "Tensor (TP)", 1, 4096), ("dp", "Data (DP)", 1, 4096),
+        ("ep", "Expert (EP)", 1, 4096), ("max_num_seqs", "Most sequences a rank", 1, 100_000),
+        ("max_num_batched_tokens", "Most tokens a step and rank", 1, 1_000_000),
+    ]  # fmt: skip
+    fields += [] if at.endswith("prefill") else [("draft_tokens", "Drafted tokens", 0, 16)]
+    for n, (name, label, least, most) in enumerate(fields):
+        with columns[n % 4]:
+            note = (ServingPool.model_fields[name].description or "").strip() or None
+            widgets.number(scenario, f"{at}.{name}", label, least, most, note)
+    with columns[3]:
+        widgets.toggle(scenario, f"{at}.two_batch_overlap", "Two-batch overlap")
+
+
+def _load(scenario: Scenario) -> None:
+    serving = scenario.serving
+    assert serving is not None
+    load, key = serving.load, "serving.load"
+    kind = "log" if load.log else "concurrency" if load.concurrency else "rate"
+    first, second, third, fourth = st.columns(4)
+    name = widgets.place("serving load", kind)
+    with first:
+        st.selectbox(
+            "Load", ["rate", "concurrency", *(["log"] if load.log else [])], key=name,
+            on_change=lambda: _load_chosen(st.session_state[name], load.input_tokens, load.output_tokens),
+            help="Arrivals a second, or so many requests under way at a time; a log is uploaded below",
+        )  # fmt: skip
+    with second:
+        field = (
+            ("concurrency", "Requests under way")
+            if kind == "concurrency"
+            else ("rate_per_s", "Requests a second")
+        )
+        number(scenario, f"{key}.{field[0]}", field[1])
+    with third:
+        _whole(scenario, f"{key}.requests", "Requests", "Absent: all of a log, or 1,000")
+    with fourth:
+        widgets.choice(scenario, "serving.router", "Router", ROUTERS)
+    if kind != "log":
+        columns = st.columns(4)
+        for place, part, label in zip(columns, ("input", "output"), ("Prompt", "Answer"), strict=False):
+            with place:
+                widgets.number(scenario, f"{key}.{part}_tokens", f"{label} (tokens, mean)")
+        with columns[2]:
+            number(scenario, f"{key}.length_spread", "Spread of the lengths' logarithm")
+    st.file_uploader(
+        "A log of requests: JSON lines of Mooncake, or CSV with arrival_s, input_tokens, output_tokens",
+        type=[ending.lstrip(".") for ending in uploads.ENDINGS["load"]] + ["gz"],
+        key="upload load",
+        max_upload_size=uploads.MAX_BYTES_HISTOGRAM // 10**6,
+        on_change=_uploaded,
+    )
+    if REFUSED in st.session_state:
+        st.error(escaped(st.session_state.pop(REFUSED)), icon=":material/error:")
+
+
+def _load_chosen(kind: str, prompt: int, answer: int) -> None:
+    if kind in LOADS:
+        lengths = {"input_tokens": prompt, "output_tokens": answer}
+        state.set_override("serving.load", {**LOADS[kind], **lengths})
+
+
+def _uploaded() -> None:
+    try:
+        given = upload_files.given(st.session_state["upload load"])
+        if given is not None:
+            state.set_override("serving.load", {"log": state.accept("load", *given).token})
+    except MoesimError as error:
+        st.session_state[REFUSED] = str(error)
+
+
+def number(scenario: Scenario, key: str, label: str, note: str | None = None) -> None:
+    """Draw an input for a number above 0 that may be absent."""
+    value = widgets.value_of(scenario, key)
+    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    name = widgets.place(key, float(value) if known else None)
+    st.number_input(
+        label, min_value=0.0, value=None, step=None, format="%g", key=name, help=note, placeholder="none",
+        on_change=lambda: state.set_override(key, _plain(st.session_state[name])),
+    )  # fmt: skip
+
+
+def _whole(scenario: Scenario, key: str, label: str, note: str) -> None:
+    value = widgets.value_of(scenario, key)
+    name = widgets.place(key, value if isinstance(value, int) else None)
+    st.number_input(
+        label, min_value=1, max_value=10**9, value=None, step=1, key=name, help=note, placeholder="all",
+        on_change=lambda: state.set_override(key, _plain(st.session_state[name])),
+    )  # fmt: skip
+
+
+def _plain(value: float | None) -> Any:
+    """A number as a scenario has it; the text that takes a key away for none."""
+    if value is None:
+        return "null"
+    return int(value) if float(value).is_integer() else value
+
+
+def _optional_choice(scenario: Scenario, key: str, label: str, options: Sequence[str]) -> None:
+    value = widgets.value_of(scenario, key)
+    name = widgets.place(key, value if value in options else None)
+    st.selectbox(
+        label, options, index=None, key=name, placeholder="as published",
+        on_change=lambda: state.set_override(key, st.session_state[name] or "null"),
+    )  # fmt: skip
+
+
+# -- the answer ----------------------------------------------------------------------------------------
+
+
+def _answer(scenario: Scenario, key: str, found: ServedView) -> None:
+    result = found.result
+    infeasible(result)
+    band = _ends(scenario, key)
+    st.markdown(f"**{escaped(result.deployment)}**, {escaped(result.engine)}")
+    st.caption(
+        f"{result.requests:,} requests in {span(result.duration_s)}: {plain(result.requests_per_s)}/s served"
+        + ("" if result.offered_per_s is None else f", {plain(result.offered_per_s)}/s offered")
+    )
+    _figures(scenario, result, band)
+    _latencies(result, band)
+    if found.step is not None:
+        _step(found.step)
+    st.header("Running and waiting", anchor=False)
+    widgets.figure(
+        charts.sequences(result.timeline), "Running and waiting sequences over time", "serving counts"
+    )
+    st.header("Requests", anchor=False)
+    first = "" if found.shown == result.requests else f" The first {found.shown:,} of {result.requests:,}."
+    st.caption(
+        f"A row a request: queue, prompt, hand-over, decode. W and S zoom, A and D pan, ? lists keys.{first}"
+    )
+    with st.container(key="serving-canvas"):
+        canvas.draw(found.lives, -1, key="serving canvas")
+    _downloads(scenario, key, result)
+    for note in result.warnings:
+        st.caption(escaped(note))
+
+
+def infeasible(result: ServingResult) -> None:
+    """Say, before any figure, that the load never drains, or that no request keeps the limits."""
+    if not result.drains:
+        st.error(
+            f"The load never drains: the queue grows without end; {escaped(stable_text(result))}. Every "
+            "figure here depends on how long the load lasts.",
+            icon=":material/hourglass_disabled:",
+        )
+    elif result.goodput is not None and not result.goodput.met:
+        st.warning(escaped(goodput_text(result.goodput)), icon=":material/timer_off:")
+
+
+Ends = tuple[ServingResult, ServingResult] | None
+
+
+def _ends(scenario: Scenario, key: str) -> Ends:
+    """The load at both ends of the step times' interval; None while a job serves it, and where it cannot."""
+    try:
+        found: Ends = long_work.value(
+            "serving ends", f"serving ends/{key}", "the intervals are being computed", serving_jobs.ends,
+            folder(), scenario,
+        )  # fmt: skip
+    except InfeasibleError as error:
+        st.caption(f"No interval: {escaped(error)}")
+        return None
+    return found
+
+
+def _interval(band: Ends, read: Callable[[ServingResult], float | None], text: Callable[[float], str]) -> str:
+    """The interval of a figure in words."""
+    if band is None:
+        return "interval: being computed"
+    values = [value for value in map(read, band) if value is not None]
+    if len(values) < 2:
+        return "no interval"
+    over = "" if band[1].drains else ", overload"
+    return f"80 %: {text(min(values))} to {text(max(values))}{over}"
+
+
+def _figures(scenario: Scenario, result: ServingResult, band: Ends) -> None:
+    level = confidence(scenario.machine, scenario.calibration, scenario.recipe.linear)
+    goodput = result.goodput
+    tiles: dict[str, tuple[Callable[[ServingResult], float | None], Callable[[float], str], str]] = {
+        "Goodput": (
+            lambda r: None if r.goodput is None else r.goodput.requests_per_s,
+            lambda v: f"{plain(v)}/s",
+            "Requests a second that keep every stated limit",
+        ),
+        "Output tokens/s/GPU": (lambda r: r.output_tokens_per_s_per_gpu, lambda v: f"{v:,.0f}", "All GPUs"),
+        "Input tokens/s/GPU": (lambda r: r.input_tokens_per_s_per_gpu, lambda v: f"{v:,.0f}", "All GPUs"),
+        "$ per M output tokens": (
+            lambda r: r.cost.usd_per_million_output_tokens, money,
+            "With one pool, output tokens carry its whole cost; with two, that of the pool that decodes",
+        ),
+        "$ per M tokens": (lambda r: r.cost.usd_per_million_tokens, money, "All GPUs over input and output"),
+        "J per output token": (
+            lambda r: r.cost.joules_per_output_token, lambda v: f"{plain(v)} J",
+            "By the limit of the boards, without hosts and cooling",
+        ),
+        "Prefix hits": (lambda r: r.cached_share, lambda v: f"{v:.1%}", "Input tokens found in the cache"),
+        "TPOT, all tokens": (
+            lambda r: r.tpot_token_s, span,
+            "Mean time between tokens over all requests together, so that long answers count more",
+        ),
+    }  # fmt: skip
+    muted = "roofline" if texts.muted(level) else "tiles"
+    items = list(tiles.items())
+    with st.container(key=f"{muted}-serving"):
+        for start in range(0, len(items), 4):
+            for place, (label, (read, text, note)) in zip(
+                st.columns(4), items[start : start + 4], strict=False
+            ):
+                value = read(result)
+                none = "no limits" if label == "Goodput" and goodput is None else "not known"
+                place.metric(label, none if value is None else text(value), help=note)
+                place.caption(f"{badge(level)}  \n{'' if value is None else _interval(band, read, text)}")
+        st.caption(
+            f"Step times: profile {escaped(scenario.calibration.name)}; each part's entries are below. "
+            "Intervals: all steps of the load at an end of their own 80 %."
+        )
+
+
+def _latencies(result: ServingResult, band: Ends) -> None:
+    st.header("What users wait for", anchor=False)
+    header, rows = (
+        ["time", *(name.upper() if name != "mean" else name for name in PERCENTILES), "80 % of P90", "is"],
+        [],
+    )
+    for name, (label, meaning) in LATENCIES.items():
+        own = getattr(result, name)
+        if own is not None:
+            cells = [span(getattr(own, key)) for key in PERCENTILES]
+            rows.append(
+                [label, *cells, _interval(band, partial(_p90, name), span).removeprefix("80 %: "), meaning]
+            )
+    widgets.table(header, rows, key="serving latencies")
+    if result.goodput is not None:
+        st.caption(escaped(goodput_text(result.goodput)))
+
+
+def _p90(name: str, result: ServingResult) -> float | None:
+    found = getattr(result, name)
+    return None if found is None else float(found.p90)
+
+
+def _step(step: TypicalStep) -> None:
+    cost = step.cost
+    st.header("A decode step", anchor=False)
+    st.caption(
+        f"The load's average step, {escaped(step.words)}: **{span(cost.seconds)}** (80 %: {span(cost.low)} "
+        f"to {span(cost.high)}). What other work hides is left out of the bar."
+    )
+    widgets.figure(
+        charts.decode_step(cost.parts), f"Parts of a decode step of {span(cost.seconds)}", "serving step"
+    )
+    with st.expander("Every part and its source"):
+        rows = [
+            (
+                part.name,
+                part.kind,
+                part.exposed_s * 1e6,
+                part.busy_s * 1e6,
+                part.launches,
+                _sources(part.evidence),
+            )
+            for part in sorted(cost.parts, key=lambda part: -part.exposed_s)
+        ]
+        formats = dict.fromkeys(("exposed (us)", "busy (us)"), st.column_config.NumberColumn(format="%.1f"))
+        header = ("part", "kind", "exposed (us)", "busy (us)", "kernels", "entries and assumptions")
+        widgets.table(header, rows, column_config=formats, key="serving parts")
+
+
+def _sources(evidence: Any) -> str:
+    return "; ".join([*sorted(evidence.entries), *sorted(evidence.notes)])
+
+
+def _downloads(scenario: Scenario, key: str, result: ServingResult) -> None:
+    def made(kind: TraceKind) -> bytes:
+        name = f"serving trace/{key}/{kind}"
+        data: bytes = jobs.submit(name, serving_jobs.trace, folder(), scenario, kind, lane="beside").result(
+            jobs.LONG_S
+        )
+        return data
+
+    kinds: Mapping[TraceKind, str] = {"requests": "Perfetto: requests", "step": "Perfetto: a decode step"}
+    with st.container(horizontal=True):
+        for kind, label in kinds.items():
+            name = exports.file_name(f"{scenario.name}-{kind}", ".trace.json.gz")
+            widgets.download(label, partial(made, kind), name, GZIP, key=f"serving trace {kind}")
+        name, text = exports.file_name(scenario.name, ".json"), result.model_dump_json(indent=2)
+        widgets.download("Result (JSON)", text, name, "application/json")
