@@ -12,15 +12,18 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    ModelWrapValidatorHandler,
     PrivateAttr,
     SerializationInfo,
     SerializeAsAny,
     SerializerFunctionWrapHandler,
+    ValidationError,
     ValidationInfo,
     field_validator,
     model_serializer,
     model_validator,
 )
+from pydantic_core import InitErrorDetails
 
 from moesim.hwmodels.calibration import (
     CalibrationProfile,
@@ -254,12 +257,20 @@ class Scenario(Section):
     def _null_is_left_out(cls, data: Any) -> Any:
         return without_nulls(data) if isinstance(data, Mapping) else data
 
-    @model_validator(mode="after")
-    def _says_what_runs(self) -> Scenario:
-        if missing := [key for key in _OF_TRAINING if not is_stated(self, key) and self.serving is None]:
-            noun, verb = ("the key", "is") if len(missing) == 1 else ("the keys", "are")
-            raise ValueError(f"{noun} {', '.join(missing)} {verb} missing")
-        return self
+    @model_validator(mode="wrap")
+    @classmethod
+    def _says_what_runs(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Parallel and batch are required unless the scenario has `serving`; said with what else is wrong."""
+        bare = isinstance(data, Mapping) and not data.get("serving")
+        missing = [key for key in _OF_TRAINING if bare and data.get(key) is None]
+        lines = [InitErrorDetails(type="missing", loc=(key,), input=data) for key in missing]
+        try:
+            scenario = handler(data)
+        except ValidationError as error:
+            lines = [cast(InitErrorDetails, line) for line in error.errors(include_url=False)] + lines
+        if lines:
+            raise ValidationError.from_exception_data(cls.__name__, lines)
+        return scenario
 
     @model_validator(mode="after")
     def _one_place(self) -> Scenario:

@@ -26,7 +26,7 @@ from moesim.simulator.serving.simulate import prepare
 from moesim.simulator.serving.step import StepModel
 
 FIGURES, RUNS = "serving-figures.yaml", "vllm-runs.json.xz"
-CARD = "rtx-pro-6000"
+CARD = "rtx-pro-6000-published"
 """Calibration of the card of the logged runs."""
 OVERLAP_TOKENS = (256, 32)
 """Decode tokens a rank at which two micro-batches must gain, and lose."""

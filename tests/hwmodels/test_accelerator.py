@@ -22,7 +22,7 @@ from moesim.hwmodels import (
 from moesim.hwmodels.yaml_io import dump_mapping
 
 VENDORS = {
-    "NVIDIA": 12, "AMD": 5, "Google": 5, "Huawei": 3, "Apple": 3, "Moore Threads": 2, "Intel": 2, "AWS": 2,
+    "NVIDIA": 13, "AMD": 5, "Google": 5, "Huawei": 3, "Apple": 3, "Moore Threads": 2, "Intel": 2, "AWS": 2,
 }  # fmt: skip
 DEDICATED = ("tpu", "ascend", "trainium", "gaudi")
 

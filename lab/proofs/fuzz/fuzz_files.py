@@ -193,6 +193,14 @@ def count_texts() -> tuple[str, ...]:
     return "10,20,30,40\n1,2,3,4\n", "# counts\n5,5,5,5,5,5,5,5\n"
 
 
+def load_texts() -> tuple[str, ...]:
+    return (
+        "arrival_s,input_tokens,output_tokens\n0,10,20\n0.5,30,4\n",
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n",
+        '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}\n',
+    )
+
+
 def counts_json(m: Mutator) -> File:
     return File(".json", m.bytes_of(m.text_of(m.data({"counts": [[1, 2.5, 3, 4], [5, 6, 7, 8]]}))))
 

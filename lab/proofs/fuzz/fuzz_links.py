@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fuzz_base import check, described, home, pool, texts_of
-from fuzz_files import count_texts, topology_texts
+from fuzz_files import count_texts, load_texts, topology_texts
 from fuzz_mutator import Mutator
 
 import moesim
@@ -154,7 +154,7 @@ def upload(m: Mutator) -> tuple[str, str, bytes]:
     makers = {
         "scenario": described("simulator/data/scenarios"), "model": described("simulator/data/models"),
         "profile": described("hwmodels/data/calibration"), "topology": texts_of("", topology_texts),
-        "histogram": texts_of("", count_texts),
+        "histogram": texts_of("", count_texts), "load": texts_of("", load_texts),
     }  # fmt: skip
     data = makers[kind](m).data
     ending = m.rng.choice(uploads.ENDINGS[kind])

@@ -23,7 +23,6 @@ from moesim.cli.plan import scenario_yaml
 from moesim.cli.studies import MOST_REASONS, check_possible
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.files import check_writable, write_atomically
-from moesim.simulator.common.texts import key_and_text
 
 if TYPE_CHECKING:
     from moesim.simulator.scenario import Scenario
@@ -157,6 +156,7 @@ def plan(
 ) -> None:
     """Find the fewest GPUs, or the lowest price, that serve a load within the limits of its users."""
     from moesim.simulator.common.processes import default_workers
+    from moesim.simulator.common.texts import key_and_text
     from moesim.simulator.serving.sizing import serve_plan
 
     space: dict[str, str] = {}
@@ -257,6 +257,7 @@ def sweep(
     as_json: AsJson = False,
 ) -> None:
     """Serve a load at every point of a grid over keys of the scenario."""
+    from moesim.simulator.common.texts import key_and_text
     from moesim.simulator.serving.sweep import HEADS, serve_sweep
 
     grid: dict[str, str] = {}

@@ -105,7 +105,7 @@ def test_blackwell_has_rates_of_fp4_above_those_of_fp8() -> None:
     gemm = {r: next(op for op in all_of(r, "gemm") if op.name == "o_proj") for r in (BF16, MX, FP4)}
     seconds = {r: operator_seconds(op, gpu, profile, SmContext()) for r, op in gemm.items()}
     assert seconds[FP4].seconds < seconds[MX].seconds < seconds[BF16].seconds
-    assert seconds[FP4].curve_ids == ("gb200-layers.gemm_fp4", "gb200-layers.sustained_fp4")
+    assert seconds[FP4].curve_ids == ("gb200-layers.gemm_fp4", "gb200-sustained.gemm_fp4")
 
 
 def test_few_rows_a_group_are_slower_than_many() -> None:

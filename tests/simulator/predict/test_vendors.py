@@ -22,7 +22,7 @@ MIXTRAL = (
 MISSING = {
     "m2-ultra": "peak.bf16", "m3-ultra": "peak.bf16", "m4-max": "peak.bf16",
     "mtt-s4000": "compute_units", "mtt-s5000": "compute_units", "rubin": "compute_units",
-    "mi455x": "compute_units",
+    "mi455x": "compute_units", "rtx-pro-6000": "scale_up_bandwidth",
 }  # fmt: skip
 
 
