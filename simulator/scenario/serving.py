@@ -81,6 +81,10 @@ class ServingPool(Section):
         return self
 
 
+MOST_REQUESTS = 10_000_000
+"""Most requests of a load."""
+
+
 class ServingLoad(Section):
     """Requests: those of a log, or drawn from a rate and lengths."""
 
@@ -111,6 +115,11 @@ class ServingLoad(Section):
 
     @model_validator(mode="after")
     def _every_key_counts(self) -> ServingLoad:
+        if (self.requests or 0) > MOST_REQUESTS:
+            raise ValueError(
+                f"requests={self.requests:,} is above {MOST_REQUESTS:,}, hours of work; state at most that: "
+                "a load of some times as long as a request stays settles, and other seeds give more of it"
+            )
         closed = self.arrivals == "concurrency"
         if closed != (self.concurrency is not None):
             raise ValueError("`arrivals: concurrency` and `concurrency` go together; state both or neither")
@@ -129,7 +138,10 @@ class ServingLoad(Section):
                 if self.log
                 else f"arrivals={self.arrivals}"
             )
-            raise ValueError(f"{', '.join(stated)} would not be read: {what}; leave it out")
+            remedy = (
+                f'; on a preset, --set "serving.load={{log: {self.log}}}" replaces it' if self.log else ""
+            )
+            raise ValueError(f"{', '.join(stated)} would not be read: {what}; leave it out{remedy}")
         return self
 
 
