@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from moesim.hwmodels.frozen import Section
+from moesim.simulator.model.shape import WeightFormat
 
-Format = Literal["bf16", "fp8", "nvfp4", "mxfp4"]
+Format = WeightFormat
 """Format of weights, routed experts or keys and values."""
 
 Share = Annotated[float, Field(gt=0, le=1)]

@@ -13,6 +13,7 @@ from moesim.simulator.scenario.inputs import Inputs
 from moesim.simulator.scenario.serving import ServingLimits
 from moesim.simulator.serving.replicas import Served
 from moesim.simulator.serving.requests import NS_PER_S
+from moesim.simulator.serving.typical import StepBasis
 
 SCHEMA_VERSION = 1
 
@@ -216,6 +217,9 @@ class ServingResult(TableResult, Documented):
     """Requests a second that they keep up with, where they do not keep up with the load."""
     timeline: tuple[Moment, ...] = ()
     """Running and waiting sequences over time."""
+    decode_step: StepBasis | None = Field(None, exclude_if=lambda value: value is None)
+    """The typical decode step and what prices it; left out without a second token, and where step times are
+    not the step model's."""
     warnings: tuple[str, ...] = ()
     """What makes the result less reliable, in sentences."""
     seed: int
@@ -255,6 +259,7 @@ class ServingResult(TableResult, Documented):
             "busy": ", ".join(f"{pool.role} {percent(pool.utilisation)}" for pool in self.pools),
             "goodput": "" if self.goodput is None else goodput_text(self.goodput),
             "cost": _cost_text(self.cost),
+            **({} if self.decode_step is None else self.decode_step.lines(_time)),
             "more": "; ".join(self.warnings),
         }  # fmt: skip
         rows = {name: text for name, text in figures.items() if text}

@@ -42,6 +42,7 @@ from moesim.simulator.serving.results import (
 )
 from moesim.simulator.serving.scheduler import StepBatch
 from moesim.simulator.serving.step import StepModel
+from moesim.simulator.serving.typical import step_basis
 from moesim.version import __version__
 
 Times = Callable[[Deployment], PaceModel]
@@ -224,6 +225,7 @@ def result_of(service: Service, served: Served) -> ServingResult:
     drains = stable is None or offered is None or offered <= stable
     window = window_of(served)
     cost, notes = _cost(service, window)
+    times = service.pools[0].times
     return ServingResult(
         scenario=scenario.name,
         inputs=inputs_of(scenario),
@@ -254,6 +256,7 @@ def result_of(service: Service, served: Served) -> ServingResult:
         drains=drains,
         highest_stable_per_s=None if drains else stable,
         timeline=_moments(served),
+        decode_step=step_basis(times, served) if isinstance(times, StepModel) and tpot.size else None,
         warnings=tuple(dict.fromkeys([*requests.notes, *notes, *_taken(service)])),
         seed=scenario.seed,
         version=__version__,

@@ -231,3 +231,16 @@ def test_slow_steps_enclose_the_result_with_fast_ones() -> None:
         for name in ("tpot_request_s_p50", "ttft_s_p50", "end_to_end_s_p90"):
             assert low[name] < now[name] < high[name]
     assert fast.output_tokens == slow.output_tokens
+
+
+def test_a_result_says_what_prices_its_typical_step() -> None:
+    step = serve(scenario(tp=2)).decode_step
+    assert step is not None and step.low_s < step.seconds < step.high_s
+    assert sum(part.seconds for part in step.parts) == pytest.approx(step.seconds)
+    assert sum(step.shares.values()) == pytest.approx(1.0)
+    found = {part.name: part.evidence for part in step.parts}  # of an H100 by H200's laws
+    assert found["o_proj"] == "scaled" and found["host"] == found["topk"] == "assumed"
+    on_h200 = serve({**scenario(tp=2), "cluster": {"accelerator": "h200-sxm", "nodes": 1}}).decode_step
+    assert on_h200 is not None and {p.evidence for p in on_h200.parts if p.name == "o_proj"} == {"measured"}
+    assert "serving-hopper" in on_h200.profiles and "assumed" in str(serve(scenario(tp=2)))
+    assert served().decode_step is None, "other step times have no evidence of the step model's"
