@@ -12,14 +12,15 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Section
 from moesim.hwmodels.summary_text import count, percent
 from moesim.simulator.serving.exchange import LINKS_PROFILE
+from moesim.simulator.serving.linear import ELEMENT_BYTES
 from moesim.simulator.serving.prices import MEASURED_ON, SHIPPED, laws
 from moesim.simulator.serving.replicas import Served
 from moesim.simulator.serving.scheduler import StepBatch
 from moesim.simulator.serving.step import StepCost, StepModel, StepPart
 
 Basis = Literal["measured", "scaled", "roofline", "assumed"]
-"""What prices a part, the best first: a law or curve of measured kernels or transfers; one of another card,
-scaled by bandwidth and peak; nominal links times a generic curve; or no measurement."""
+"""What prices a part, the best first: a law or curve of measured kernels or transfers; one of another card
+or of wider weights, scaled; nominal links times a generic curve; or no measurement."""
 
 
 @dataclass(frozen=True)
@@ -116,13 +117,16 @@ def step_basis(model: StepModel, served: Served) -> StepBasis:
     """The typical decode step with what prices each part; raises as `typical_step` does."""
     step, one = typical_step(model, served), model.deployment
     seconds, accelerator = step.cost.seconds, one.cluster.accelerator.name
+    narrow = {
+        kind: ELEMENT_BYTES[fmt] < 1 for kind, fmt in zip(("linear", "experts"), one.formats, strict=True)
+    }
     parts = tuple(
         PartBasis(
             name=part.name,
             kind=part.kind,
             seconds=part.exposed_s,
             share=part.exposed_s / seconds,
-            evidence=basis_of(part, one.profile, accelerator),
+            evidence=basis_of(part, one.profile, accelerator, narrow.get(part.kind, False)),
             sources=(*sorted(part.evidence.entries), *sorted(part.evidence.notes)),
         )
         for part in sorted(step.cost.parts, key=lambda part: -part.exposed_s)
@@ -139,8 +143,11 @@ def step_basis(model: StepModel, served: Served) -> StepBasis:
     )  # fmt: skip
 
 
-def basis_of(part: StepPart, profile: CalibrationProfile, accelerator: str) -> Basis:
-    """The weakest evidence behind a part; a profile's own laws hold for the card on which it is used."""
+def basis_of(part: StepPart, profile: CalibrationProfile, accelerator: str, narrow: bool = False) -> Basis:
+    """The weakest evidence behind a part; a profile's own laws hold for the card on which it is used.
+
+    `narrow`: weights of 4 bits, whose kernels no shipped table has: laws of wider ones stand for them.
+    """
     order: tuple[Basis, ...] = get_args(Basis)
     found: set[Basis] = {"assumed"} if any("assumed" in note for note in part.evidence.notes) else set()
     kinds = {entry.id: entry.kind for entry in profile.entries()}
@@ -153,7 +160,9 @@ def basis_of(part: StepPart, profile: CalibrationProfile, accelerator: str) -> B
         elif entry in own or (entry in kinds and profile.name != LINKS_PROFILE):
             found.add("measured" if entry in own or kind != "derived" else "scaled")
         elif entry in known:
-            found.add("measured" if accelerator in MEASURED_ON or kind == "measured" else "scaled")
+            found.add(
+                "measured" if not narrow and (accelerator in MEASURED_ON or kind == "measured") else "scaled"
+            )
         else:
             found.add("roofline")
     return max(found or {"assumed"}, key=order.index)

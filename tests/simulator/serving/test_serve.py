@@ -240,7 +240,10 @@ def test_a_result_says_what_prices_its_typical_step() -> None:
     assert sum(step.shares.values()) == pytest.approx(1.0)
     found = {part.name: part.evidence for part in step.parts}  # of an H100 by H200's laws
     assert found["o_proj"] == "scaled" and found["host"] == found["topk"] == "assumed"
-    on_h200 = serve({**scenario(tp=2), "cluster": {"accelerator": "h200-sxm", "nodes": 1}}).decode_step
-    assert on_h200 is not None and {p.evidence for p in on_h200.parts if p.name == "o_proj"} == {"measured"}
+    h200 = {"cluster": {"accelerator": "h200-sxm", "nodes": 1}}
+    on_h200 = serve({**scenario(tp=2, experts="mxfp4"), **h200}).decode_step
+    assert on_h200 is not None
+    found = {part.name: part.evidence for part in on_h200.parts}  # no table has experts of 4 bits
+    assert found["o_proj"] == "measured" and found["experts.down"] == "scaled"
     assert "serving-hopper" in on_h200.profiles and "assumed" in str(serve(scenario(tp=2)))
     assert served().decode_step is None, "other step times have no evidence of the step model's"
