@@ -13,7 +13,7 @@ from moesim.hwmodels.frozen import Section
 from moesim.hwmodels.summary_text import count, percent
 from moesim.simulator.serving.exchange import LINKS_PROFILE
 from moesim.simulator.serving.linear import ELEMENT_BYTES
-from moesim.simulator.serving.prices import MEASURED_ON, SHIPPED, laws
+from moesim.simulator.serving.prices import SHIPPED, laws, measured_on
 from moesim.simulator.serving.replicas import Served
 from moesim.simulator.serving.scheduler import StepBatch
 from moesim.simulator.serving.step import StepCost, StepModel, StepPart
@@ -117,9 +117,8 @@ def step_basis(model: StepModel, served: Served) -> StepBasis:
     """The typical decode step with what prices each part; raises as `typical_step` does."""
     step, one = typical_step(model, served), model.deployment
     seconds, accelerator = step.cost.seconds, one.cluster.accelerator.name
-    narrow = {
-        kind: ELEMENT_BYTES[fmt] < 1 for kind, fmt in zip(("linear", "experts"), one.formats, strict=True)
-    }
+    linear, experts = (ELEMENT_BYTES[fmt] < 1 for fmt in one.formats)
+    narrow = {"linear": linear, "experts": experts and one.split.kernels not in ("marlin", "triton")}
     parts = tuple(
         PartBasis(
             name=part.name,
@@ -146,23 +145,22 @@ def step_basis(model: StepModel, served: Served) -> StepBasis:
 def basis_of(part: StepPart, profile: CalibrationProfile, accelerator: str, narrow: bool = False) -> Basis:
     """The weakest evidence behind a part; a profile's own laws hold for the card on which it is used.
 
-    `narrow`: weights of 4 bits, whose kernels no shipped table has: laws of wider ones stand for them.
+    `narrow`: weights of 4 bits, whose kernels no shipped table has, so that wider ones stand for them.
     """
     order: tuple[Basis, ...] = get_args(Basis)
     found: set[Basis] = {"assumed"} if any("assumed" in note for note in part.evidence.notes) else set()
     kinds = {entry.id: entry.kind for entry in profile.entries()}
     own = {law.id for law in profile.kernel_laws}
-    known = {law.id: law.kind for law in laws(profile).values()}
+    known = {law.id: law for law in laws(profile).values()}
     for entry in part.evidence.entries:
-        kind = kinds.get(entry) or known.get(entry)
+        kind = kinds.get(entry) or (known[entry].kind if entry in known else None)
         if kind == "assumed":
             found.add("assumed")
         elif entry in own or (entry in kinds and profile.name != LINKS_PROFILE):
             found.add("measured" if entry in own or kind != "derived" else "scaled")
         elif entry in known:
-            found.add(
-                "measured" if not narrow and (accelerator in MEASURED_ON or kind == "measured") else "scaled"
-            )
+            here = kind == "measured" or accelerator in measured_on(known[entry])
+            found.add("measured" if here and not narrow else "scaled")
         else:
             found.add("roofline")
     return max(found or {"assumed"}, key=order.index)
