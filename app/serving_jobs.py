@@ -21,6 +21,8 @@ from moesim.simulator.serving.results import ServingResult
 from moesim.simulator.serving.simulate import Service, prepare, result_of, serve_ends
 from moesim.simulator.serving.sized import ServingPlan
 from moesim.simulator.serving.sizing import serve_plan
+from moesim.simulator.serving.step import StepModel
+from moesim.simulator.serving.typical import TypicalStep, typical_step
 
 MOST_REQUESTS = 20_000
 MOST_RANKS = 4_096
@@ -41,7 +43,7 @@ class ServedView:
     """
 
     result: ServingResult
-    step: traces.TypicalStep | None
+    step: TypicalStep | None
     lives: PackedStep
     shown: int
 
@@ -75,7 +77,7 @@ def served(folder: str, scenario: Scenario) -> ServedView:
     found = service.run()
     step = None
     if (found.requests.output_tokens > 1).any():
-        step = traces.typical_step(service, found)
+        step = typical_step(StepModel(service.deployments[0]), found)
     shown = min(len(found.arrival_ns), MOST_LIVES)
     lives = {traces.title(found, n): traces.phases(found, n) for n in range(shown)}
     return ServedView(result_of(service, found), step, packed_lives(lives), shown)

@@ -21,7 +21,7 @@ from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.serving import ServingPool
 from moesim.simulator.serving.engines import engines
 from moesim.simulator.serving.results import ServingResult, goodput_text, stable_text
-from moesim.simulator.serving.trace import TypicalStep
+from moesim.simulator.serving.typical import TypicalStep
 
 FORMATS = ("bf16", "fp8", "nvfp4", "mxfp4")
 ROUTERS = ("least_loaded", "round_robin", "prefix_aware")

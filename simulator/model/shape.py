@@ -136,8 +136,24 @@ class Numerics(ModelPart):
     """Nonlinearity of the feed-forward halves where it is not SiLU: gelu, relu2, situ and others."""
 
 
+WeightFormat = Literal["bf16", "fp8", "nvfp4", "mxfp4"]
+"""Format of weights, routed experts or keys and values that are served."""
+
+
+class PublishedFormats(ModelPart):
+    """Formats in which a model's weights were published; only serving reads them."""
+
+    linear: WeightFormat | None
+    """Linear layers outside routed experts; None for a format that is not priced."""
+    experts: WeightFormat | None
+    """Routed experts; None for a format that is not priced."""
+    note: str = ""
+    """What is counted otherwise than published, or why a format is not priced."""
+
+
 _LEFT_OUT = (
     "attention", "attentions", "attention_layers", "dense_ffns", "ffn_layers", "mtp_layer", "numerics",
+    "published",
 )  # fmt: skip
 """Keys that are not written where a model does not have them."""
 _RESERVED = (DENSE, ROUTED, NONE, EMBEDDING, HEAD, MTP)
@@ -225,6 +241,8 @@ class ModelShape(ModelPart):
     residual stream."""
     numerics: Numerics | None = None
     """Numbers that a trainer needs and that change no prediction; absent: not known."""
+    published: PublishedFormats | None = None
+    """Formats of the published weights; absent: BF16, or those of the shipped model of that name."""
     not_modelled: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """What the original model has and the simulator leaves out, in words for the result."""
 

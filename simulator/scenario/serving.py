@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from moesim.hwmodels.frozen import Section
+from moesim.simulator.model.shape import WeightFormat
 
-Format = Literal["bf16", "fp8", "nvfp4", "mxfp4"]
+Format = WeightFormat
 """Format of weights, routed experts or keys and values."""
 
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -81,6 +82,10 @@ class ServingPool(Section):
         return self
 
 
+MOST_REQUESTS = 10_000_000
+"""Most requests of a load."""
+
+
 class ServingLoad(Section):
     """Requests: those of a log, or drawn from a rate and lengths."""
 
@@ -111,6 +116,11 @@ class ServingLoad(Section):
 
     @model_validator(mode="after")
     def _every_key_counts(self) -> ServingLoad:
+        if (self.requests or 0) > MOST_REQUESTS:
+            raise ValueError(
+                f"requests={self.requests:,} is above {MOST_REQUESTS:,}, hours of work; state at most that: "
+                "a load of some times as long as a request stays settles, and other seeds give more of it"
+            )
         closed = self.arrivals == "concurrency"
         if closed != (self.concurrency is not None):
             raise ValueError("`arrivals: concurrency` and `concurrency` go together; state both or neither")
@@ -129,7 +139,10 @@ class ServingLoad(Section):
                 if self.log
                 else f"arrivals={self.arrivals}"
             )
-            raise ValueError(f"{', '.join(stated)} would not be read: {what}; leave it out")
+            remedy = (
+                f'; on a preset, --set "serving.load={{log: {self.log}}}" replaces it' if self.log else ""
+            )
+            raise ValueError(f"{', '.join(stated)} would not be read: {what}; leave it out{remedy}")
         return self
 
 

@@ -18,7 +18,7 @@ from moesim.simulator.model.attention.mla import MLA
 from moesim.simulator.model.block import MTP
 from moesim.simulator.model.counts import block_parameters
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT
-from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.model.shape import ModelShape, PublishedFormats
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.defaults import spread
 from moesim.simulator.scenario.serving import Format, Serving, ServingPool
@@ -38,10 +38,11 @@ def _table(name: str) -> dict[str, Any]:
     return parse_mapping(text, f"data/serving/{name}.yaml")
 
 
-def published_formats(model: str) -> tuple[Format, Format]:
-    """Formats of linear layers and of routed experts in which a model was published; else BF16."""
-    row = _table("formats").get(model, {})
-    return row.get("linear", "bf16"), row.get("experts", "bf16")
+def published_formats(shape: ModelShape) -> PublishedFormats:
+    """Formats in which a model was published: those of its file, else of its shipped name, else BF16."""
+    row = _table("formats").get(shape.name, {"linear": "bf16", "experts": "bf16"})
+    row = {key: value for key, value in row.items() if key != "source"}
+    return shape.published or PublishedFormats.model_validate(row)
 
 
 def accepted_of(model: str) -> tuple[str, int]:
@@ -128,10 +129,17 @@ class Deployment:
 
     @cached_property
     def formats(self) -> tuple[Format, Format]:
-        """Formats of linear layers and of routed experts."""
-        linear, experts = published_formats(self.shape.name)
-        weights = self.serving.weights
-        return weights or linear, self.serving.experts or weights or experts
+        """Formats of linear layers and of routed experts; raises InputError for one that is not priced."""
+        published, stated = published_formats(self.shape), self.serving
+        linear = stated.weights or published.linear
+        experts = stated.experts or stated.weights or published.experts
+        if linear is None or experts is None:
+            raise InputError(
+                f"{self.shape.name}: {published.note}; state serving.weights, and serving.experts where they "
+                f"differ: {', '.join(ELEMENT_BYTES)}",
+                key="serving.weights",
+            )
+        return linear, experts
 
     @cached_property
     def split(self) -> Split:

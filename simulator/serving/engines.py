@@ -39,7 +39,7 @@ class ServingEngine(Section):
     chunked: bool
     """Whether a prompt may be cut."""
     token_for_each: bool = False
-    """Whether the release refuses fewer tokens a step than sequences, as vLLM; others let some wait."""
+    """Whether the release refuses fewer tokens a step than sequences (vLLM); others let sequences wait."""
     reserve: tuple[float, float] = (0.0, 0.0)
     """Shares of tokens yet to be written, by a new request and by others, that admission leaves room for."""
     block_tokens: PositiveInt

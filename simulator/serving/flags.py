@@ -127,7 +127,7 @@ def facts(one: Deployment) -> dict[str, Any]:
         "all_tokens": pool.max_num_batched_tokens * pool.dp,
         "checked_tokens": pool.draft_tokens + 1,
         "mtp": shape.mtp_layers > 0,
-        "published": published_formats(shape.name)[0],
+        "published": published_formats(shape).linear,
         "weights": serving.weights,
         "cache": serving.cache,
         "prefix_caching": serving.prefix_caching,

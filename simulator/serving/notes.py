@@ -13,11 +13,13 @@ def notes_of(one: Deployment) -> tuple[str, ...]:
     """Assumed formats, formats that the card does not multiply, and drafts that nobody measured."""
     shape, serving, card = one.shape, one.serving, one.cluster.accelerator
     notes = []
-    unknown = shape.name not in shipped_models() and published_formats(shape.name) == ("bf16", "bf16")
-    if unknown and serving.weights is None:
+    published = published_formats(shape)
+    if serving.weights is None and published.note:
+        notes.append(f"{shape.name}: {published.note}")
+    if serving.weights is None and shape.name not in shipped_models() and shape.published is None:
         notes.append(
-            f"weights are taken as BF16, because the format in which {shape.name} was published is not read "
-            "from its file: state serving.weights, and serving.experts where they differ"
+            f"weights are taken as BF16, because the file of {shape.name} states no quantization_config: "
+            "state serving.weights, and serving.experts where they differ"
         )
     for key, fmt in zip(("weights", "experts"), one.formats, strict=True):
         if key == "experts" and (shape.moe is None or fmt == one.formats[0]):

@@ -54,6 +54,14 @@ def families(op: Operator) -> tuple[str, ...]:
     return (*names, "attention" if op.cls == "attention_forward" else "gemm" if op.gemm else "small")
 
 
+def measured_on(law: KernelLaw) -> tuple[str, ...]:
+    """Cards of the tables behind a shipped law: `MEASURED_ON`, or an H100, or both, as its source says."""
+    if "H100" not in law.source:
+        return MEASURED_ON
+    both = any(name in law.source.lower() for name in ("h200", "h800"))
+    return ("h100-sxm", *(MEASURED_ON if both else ()))
+
+
 def law_of(op: Operator, found: Laws) -> KernelLaw:
     """The law of an operator's nearest family; raises InputError where there is none."""
     for name in families(op):
@@ -97,7 +105,7 @@ def price(op: Operator, accelerator: Accelerator, profile: CalibrationProfile | 
         notes = [note] if note else []
         compute_s = op.flop * (1.0 + law.edge / rows_a_group(op)) / (peak * law.peak)
         least_s = max(least_s, op.flop / peak)
-    if accelerator.name not in MEASURED_ON and law.kind != "measured":
+    if accelerator.name not in measured_on(law) and law.kind != "measured":
         notes.append(f"{law.id}: scaled to {accelerator.name} by bandwidth and peak")
     if law.kind == "assumed":
         notes.append(f"{law.id}: assumed")

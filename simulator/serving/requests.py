@@ -189,6 +189,7 @@ def _mooncake(path: Path, text: str, block_tokens: int) -> Requests:
                 "output_length": _whole(row["output_length"]),
                 "ids": [_whole(one) for one in row.get("hash_ids") or ()],
             })  # fmt: skip
+            _check_lengths(path, number, rows[-1]["input_length"], rows[-1]["output_length"])
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as problem:
             raise InputError(
                 f"{path}, line {number}: {line[:60]!r} is not a request: {problem}; every line needs "
@@ -242,11 +243,21 @@ def _rows(
     for row in reader:
         words = [(row[name] or "").strip() for name in columns]
         try:
-            yield moment(words[0]), _whole(int(words[1])), _whole(int(words[2]))
+            time, inputs, outputs = moment(words[0]), _whole(int(words[1])), _whole(int(words[2]))
         except (ValueError, OverflowError):
             raise InputError(
                 f"{path}, line {reader.line_num}: {', '.join(words)} is no time and two whole numbers"
             ) from None
+        _check_lengths(path, reader.line_num, inputs, outputs)
+        yield time, inputs, outputs
+
+
+def _check_lengths(path: Path, line: int, inputs: int, outputs: int) -> None:
+    for name, length in (("input", inputs), ("output", outputs)):
+        if length < 1:
+            raise InputError(
+                f"{path}, line {line}: a request has {length} {name} tokens; 1 is the least, so leave it out"
+            )
 
 
 _INSTANT = re.compile(r"([-\d]+[ T][:\d]+)(?:\.(\d+))?(Z|[-+]\d\d:\d\d)?")
@@ -327,6 +338,8 @@ def load_requests(load: ServingLoad, seed: int, find: Callable[[str], str] = str
         log = read_log(Path(find(load.log)), load.block_tokens)
         count = load.requests or len(log)
         chosen = log.some(np.arange(count)) if count <= len(log) else repeated(log, count, seed)
+        kept = tuple(note for note in log.notes if note not in _gap_notes(log.arrival_ns))
+        chosen = replace(chosen, notes=kept + _gap_notes(chosen.arrival_ns))
         return chosen if load.rate_per_s is None else chosen.at_rate(load.rate_per_s)
     count = load.requests or DRAWN
     if load.arrivals == "concurrency":

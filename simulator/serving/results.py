@@ -5,12 +5,15 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
-from moesim.hwmodels.arrays import FloatArray
+from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
 from moesim.hwmodels.frozen import Documented, Section
 from moesim.hwmodels.summary_text import count, percent, titled
 from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.scenario.inputs import Inputs
 from moesim.simulator.scenario.serving import ServingLimits
+from moesim.simulator.serving.replicas import Served
+from moesim.simulator.serving.requests import NS_PER_S
+from moesim.simulator.serving.typical import StepBasis
 
 SCHEMA_VERSION = 1
 
@@ -32,6 +35,75 @@ def latency(seconds: FloatArray) -> Latency:
     """Mean and percentiles of times in seconds, at least one."""
     p50, p90, p99 = np.percentile(seconds, (50, 90, 99))
     return Latency(mean=float(seconds.mean()), p50=float(p50), p90=float(p90), p99=float(p99))
+
+
+FULL = 0.98
+"""Share of the most sequences that run at once, from which a house counts as full."""
+LEAST_ENDED = 10
+"""Requests that end in a steady window, at least."""
+
+
+class Window(Section):
+    """Time over which rates, money and energy are taken, and the work done in it."""
+
+    steady: bool
+    """False: there is no steady part, and this is the whole run."""
+    start_s: float
+    end_s: float
+    requests: int
+    """Requests that end in it."""
+    input_tokens: float
+    output_tokens: float
+
+    @property
+    def seconds(self) -> float:
+        """Its length."""
+        return self.end_s - self.start_s
+
+
+def window_of(served: Served) -> Window:
+    """The steady part of a run, without ramp and tail; the whole run where there is none.
+
+    From when 98 % of the most sequences run, or the first requests have ended (the 99th percentile of
+    stays), whichever is first, until the last arrival. It lasts for a median stay at least.
+    """
+    stays, end = served.last_token_ns - served.arrival_ns, int(served.arrival_ns.max())
+    start = int(np.percentile(stays, 99))
+    before = [row for row in served.counts if row[0] <= end]
+    most = max((row[1] for row in before), default=0)
+    start = min([start, *(row[0] for row in before if row[1] >= FULL * most > 0)])
+    if end - start >= max(float(np.median(stays)), 1.0):
+        window = _work(served, start, end, True)
+        if window.requests >= LEAST_ENDED and window.input_tokens and window.output_tokens:
+            return window
+    return _work(served, 0, max(int(served.last_token_ns.max()), 1), False)
+
+
+def ended_within(served: Served, window: Window) -> BoolArray:
+    """Which requests end in a window."""
+    ends = served.last_token_ns / NS_PER_S
+    return (ends >= window.start_s) & (ends <= window.end_s)
+
+
+def _work(served: Served, start: int, end: int, steady: bool) -> Window:
+    """Work of a span; a prompt is spread over the time to its first token, an answer to its last."""
+    requests, first, last = served.requests, served.first_token_ns, served.last_token_ns
+
+    def share(begun: IntArray, ended: IntArray) -> FloatArray:
+        inside = np.minimum(ended, end) - np.maximum(begun, start)
+        moments = (ended >= start) & (ended <= end)
+        return np.where(ended > begun, inside.clip(0) / np.maximum(ended - begun, 1), moments)
+
+    inputs = requests.input_tokens @ share(served.scheduled_ns, first)
+    outputs = share(first, first).sum() + (requests.output_tokens - 1) @ share(first, last)
+    return Window(
+        steady=steady,
+        start_s=start / NS_PER_S,
+        end_s=end / NS_PER_S,
+        requests=int(((last >= start) & (last <= end)).sum()),
+        input_tokens=float(inputs),
+        output_tokens=float(outputs),
+    )
 
 
 class Goodput(Section):
@@ -121,6 +193,8 @@ class ServingResult(TableResult, Documented):
     """From arrival to the first step that works on the request."""
     input_tokens: int
     output_tokens: int
+    window: Window
+    """Rates, goodput a second and cost are of it; times and shares are of all requests."""
     requests_per_s: float
     offered_per_s: float | None
     """Mean arrivals a second; null in a closed loop and for one moment."""
@@ -143,6 +217,9 @@ class ServingResult(TableResult, Documented):
     """Requests a second that they keep up with, where they do not keep up with the load."""
     timeline: tuple[Moment, ...] = ()
     """Running and waiting sequences over time."""
+    decode_step: StepBasis | None = Field(None, exclude_if=lambda value: value is None)
+    """The typical decode step and what prices it; left out without a second token, and where step times are
+    not the step model's."""
     warnings: tuple[str, ...] = ()
     """What makes the result less reliable, in sentences."""
     seed: int
@@ -182,6 +259,7 @@ class ServingResult(TableResult, Documented):
             "busy": ", ".join(f"{pool.role} {percent(pool.utilisation)}" for pool in self.pools),
             "goodput": "" if self.goodput is None else goodput_text(self.goodput),
             "cost": _cost_text(self.cost),
+            **({} if self.decode_step is None else self.decode_step.lines(_time)),
             "more": "; ".join(self.warnings),
         }  # fmt: skip
         rows = {name: text for name, text in figures.items() if text}
@@ -193,6 +271,12 @@ def _load_text(result: ServingResult) -> str:
     text = (
         f"{result.requests:,} requests in {_time(result.duration_s)}: "
         f"{_number(result.requests_per_s)}/s served{offered}"
+    )
+    window = result.window
+    text += (
+        f" (rates and cost: the steady {_time(window.start_s)} to {_time(window.end_s)})"
+        if window.steady
+        else " (rates and cost: the whole run, as none of it is steady; raise serving.load.requests)"
     )
     return text if result.drains else f"{text}; it never drains, {stable_text(result)}"
 

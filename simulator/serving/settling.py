@@ -14,6 +14,7 @@ from moesim.simulator.scenario.serving import ServingPool
 from moesim.simulator.serving.candidates import BY_LIMIT, FORMATS, Option
 from moesim.simulator.serving.closed_form import LoadMoments
 from moesim.simulator.serving.requests import NS_PER_S
+from moesim.simulator.serving.results import window_of
 from moesim.simulator.serving.simulate import prepare
 
 RESIDENCES, MOST_REQUESTS, LEAST_REQUESTS = 5, 20_000, 500
@@ -99,6 +100,7 @@ def _served(family: ServedFamily, counts: tuple[int, ...]) -> Tried:
     for values, limit in ((ttft, limits.ttft_s), (tpot, limits.tpot_s), (whole, limits.end_to_end_s)):
         kept &= values <= (inf if limit is None else limit)
     stated = any((limits.ttft_s, limits.tpot_s, limits.end_to_end_s))
+    window = window_of(served)
     slow = float(np.percentile(tpot, limits.percentile))
     return Tried(
         counts,
@@ -107,7 +109,7 @@ def _served(family: ServedFamily, counts: tuple[int, ...]) -> Tried:
         float(kept.mean()) if stated else None,
         float(np.percentile(ttft, limits.percentile)),
         slow,
-        float(outputs.sum()) / (float(served.last_token_ns.max()) / NS_PER_S),
+        window.output_tokens / window.seconds,
     )
 
 

@@ -35,10 +35,14 @@ from moesim.simulator.serving.results import (
     PoolUse,
     ServingCost,
     ServingResult,
+    Window,
+    ended_within,
     latency,
+    window_of,
 )
 from moesim.simulator.serving.scheduler import StepBatch
 from moesim.simulator.serving.step import StepModel
+from moesim.simulator.serving.typical import step_basis
 from moesim.version import __version__
 
 Times = Callable[[Deployment], PaceModel]
@@ -219,7 +223,9 @@ def result_of(service: Service, served: Served) -> ServingResult:
     if offered is not None and _queue_is_left(served):
         stable = service.highest_stable_per_s()
     drains = stable is None or offered is None or offered <= stable
-    cost, notes = _cost(service, duration, inputs, outputs)
+    window = window_of(served)
+    cost, notes = _cost(service, window)
+    times = service.pools[0].times
     return ServingResult(
         scenario=scenario.name,
         inputs=inputs_of(scenario),
@@ -235,20 +241,22 @@ def result_of(service: Service, served: Served) -> ServingResult:
         queue_s=latency((served.scheduled_ns - served.arrival_ns) / NS_PER_S),
         input_tokens=inputs,
         output_tokens=outputs,
-        requests_per_s=len(requests) / duration,
+        window=window,
+        requests_per_s=window.requests / window.seconds,
         offered_per_s=offered,
-        input_tokens_per_s_per_gpu=inputs / duration / gpus,
-        output_tokens_per_s_per_gpu=outputs / duration / gpus,
+        input_tokens_per_s_per_gpu=window.input_tokens / window.seconds / gpus,
+        output_tokens_per_s_per_gpu=window.output_tokens / window.seconds / gpus,
         cached_tokens=cached,
         cached_share=cached / inputs,
         preemptions=sum(pool.preemptions for pool in served.pools),
         pools=tuple(_use(service, served, at, duration) for at in range(len(service.pools))),
         transfer_s=latency(moved) if moved.size else None,
-        goodput=_goodput(service.serving.limits, ttft, tpot, later, served, duration),
+        goodput=_goodput(service.serving.limits, ttft, tpot, later, served, window),
         cost=cost,
         drains=drains,
         highest_stable_per_s=None if drains else stable,
         timeline=_moments(served),
+        decode_step=step_basis(times, served) if isinstance(times, StepModel) and tpot.size else None,
         warnings=tuple(dict.fromkeys([*requests.notes, *notes, *_taken(service)])),
         seed=scenario.seed,
         version=__version__,
@@ -304,7 +312,7 @@ def _goodput(
     tpot: FloatArray,
     later: BoolArray,
     served: Served,
-    duration: float,
+    window: Window,
 ) -> Goodput | None:
     every = np.zeros(len(ttft))
     every[later] = tpot
@@ -323,7 +331,7 @@ def _goodput(
     return Goodput(
         limits=limits,
         share=float(kept.mean()),
-        requests_per_s=float(kept.sum()) / duration,
+        requests_per_s=float(kept[ended_within(served, window)].sum()) / window.seconds,
         met=bool(kept.mean() * 100 >= limits.percentile),
         nearest=ServingLimits(percentile=limits.percentile, **nearest),
     )
@@ -337,8 +345,9 @@ def _moments(served: Served) -> tuple[Moment, ...]:
     )
 
 
-def _cost(service: Service, duration: float, inputs: int, outputs: int) -> tuple[ServingCost, list[str]]:
-    """Money and board energy of the time that the load took, and what is not known."""
+def _cost(service: Service, window: Window) -> tuple[ServingCost, list[str]]:
+    """Money and board energy of a window, and what is not known."""
+    duration, inputs, outputs = window.seconds, window.input_tokens, window.output_tokens
     scenario, cluster = service.scenario, service.deployments[0].cluster
     gpus = [one.pool.gpus * one.pool.replicas for one in service.deployments]
     usd, watts, notes = None, None, []
@@ -357,7 +366,7 @@ def _cost(service: Service, duration: float, inputs: int, outputs: int) -> tuple
         notes.append(f"no energy: {problem}")
     on_inputs, on_outputs, everything = gpus[-1] * duration, gpus[0] * duration, sum(gpus) * duration
 
-    def each(rate: float | None, gpu_seconds: float, tokens: int) -> float | None:
+    def each(rate: float | None, gpu_seconds: float, tokens: float) -> float | None:
         return None if rate is None else rate * gpu_seconds / tokens
 
     million = None if usd is None else usd / 3600 * 1e6

@@ -163,8 +163,13 @@ class ServingPlan(TableResult, Documented):
 def limits_text(limits: ServingLimits) -> str:
     """Limits in words."""
     stated = [("TTFT", limits.ttft_s), ("TPOT", limits.tpot_s), ("end to end", limits.end_to_end_s)]
-    texts = [f"{name} {1e3 * value:,.0f} ms" for name, value in stated if value is not None]
+    texts = [f"{name} {_ms(value)} ms" for name, value in stated if value is not None]
     return f"{' and '.join(texts)} for {limits.percentile:g} % of requests" if texts else "no limits"
+
+
+def _ms(seconds: float) -> str:
+    """Milliseconds, never rounded to nothing."""
+    return f"{1e3 * seconds:,.0f}" if seconds >= 0.1 else f"{1e3 * seconds:.3g}"
 
 
 def plan_heads() -> tuple[str, ...]:

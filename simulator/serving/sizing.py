@@ -267,15 +267,14 @@ class _Search:
         best: list[tuple[float, float, float, str]] = []
         for place, by_role in zip(self.places, by_place, strict=True):
             most, name = self.most(place), place.machine.accelerator.name
-            pools = {
-                role: self._alone(candidates, most) for role, candidates in by_role.items() if candidates
-            }
-            found = [(ttft, tpot, text) for ttft, tpot, text in pools.get("both", [])]
-            prompts = min(pools.get("prefill", [(inf, 0.0, "")]), key=lambda one: one[0])
-            found += [
-                (prompts[0], tpot, f"prefill {prompts[2]}; decode {text}")
-                for _, tpot, text in pools.get("decode", [])
-            ]
+            found = self._alone(by_role.get("both", []), most)
+            for eighths in range(1, 8):  # of the GPUs, for prompts; the rest decodes
+                share = most * eighths // 8
+                prompts = min(self._alone(by_role.get("prefill", []), share), default=(inf, inf, ""))
+                found += [
+                    (prompts[0] if tpot < inf else inf, tpot, f"prefill {prompts[2]}; decode {text}")
+                    for _, tpot, text in self._alone(by_role.get("decode", []), most - share)
+                ]
             best += [
                 (self._excess(ttft, tpot), ttft, tpot, f"{text} of {name}") for ttft, tpot, text in found
             ]
@@ -298,13 +297,15 @@ class _Search:
         return " or ".join(f"{self.most(place):,} {place.machine.accelerator.name}" for place in self.places)
 
     def _alone(self, candidates: list[Candidate], most: int) -> list[tuple[float, float, str]]:
-        """TTFT, TPOT and words of every candidate with all GPUs."""
+        """TTFT, TPOT and words of every candidate with so many GPUs; inf where they are no replica."""
+        if not candidates:
+            return []
         form = PromptPool if candidates[0].deployment.role == "prefill" else DecodingPool
         pool = form(candidates, self.load, self.limits)
         replicas = np.floor(most / pool.gpus)
         state = pool.at(replicas)
         return [
-            (float(ttft) if n >= 1 else inf, float(tpot), pool_text(one.deployment.pool, int(n)))
+            (*((float(ttft), float(tpot)) if n >= 1 else (inf, inf)), pool_text(one.deployment.pool, int(n)))
             for ttft, tpot, n, one in zip(state.ttft_s, state.tpot_s, replicas, candidates, strict=True)
         ]
 

@@ -8,7 +8,6 @@ and decode. Times are those of the step model and of the events; nothing is draw
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +19,8 @@ from moesim.simulator.serving.replicas import PromptChunk, Served
 from moesim.simulator.serving.requests import NS_PER_S
 from moesim.simulator.serving.scheduler import StepBatch
 from moesim.simulator.serving.simulate import Service
-from moesim.simulator.serving.step import StepCost, StepModel, StepPart
+from moesim.simulator.serving.step import StepModel, StepPart
+from moesim.simulator.serving.typical import TypicalStep, typical_step
 
 MOST_TRACED = 100_000
 """Requests of a trace; Perfetto reads so many in about a minute."""
@@ -61,41 +61,6 @@ def title(served: Served, request: int) -> str:
     requests = served.requests
     lengths = f"{requests.input_tokens[request]:,} in, {requests.output_tokens[request]:,} out"
     return f"request {request} ({lengths})"
-
-
-# -- a typical step ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class TypicalStep:
-    """The decode step that a served load runs on average: the batch of each rank, and its cost."""
-
-    batch: StepBatch
-    ranks: int
-    cost: StepCost
-
-    @property
-    def words(self) -> str:
-        """The batch in words."""
-        each = "" if self.ranks == 1 else f" on each of {self.ranks} ranks"
-        keys = self.batch.context // max(self.batch.decodes, 1)
-        return f"{self.batch.decodes:,} sequences of {keys:,} tokens{each}"
-
-
-def typical_step(service: Service, served: Served) -> TypicalStep:
-    """The decode step with the mean number of sequences (Little's law) at the mean context of a token."""
-    one, requests = service.deployments[0], served.requests
-    later = requests.output_tokens > 1
-    if not later.any():
-        raise InputError("no request has a second token, so there is no decode step to show")
-    time = (served.last_token_ns - served.first_token_ns - served.transfer_ns.clip(0)) * later
-    ranks = one.pool.dp * one.pool.replicas
-    mean = float(time.sum()) / max(int(served.last_token_ns.max()), 1) / ranks
-    sequences = min(max(round(mean), 1), one.pool.max_num_seqs)
-    lengths = requests.input_tokens + requests.output_tokens / 2
-    context = round(float((lengths * time).sum()) / max(float(time.sum()), 1.0))
-    batch = StepBatch(sequences, sequences * context, 0, 0, 0)
-    return TypicalStep(batch, one.pool.dp, StepModel(one).cost([batch] * one.pool.dp))
 
 
 # -- trace of a step ---------------------------------------------------------------------------------
@@ -169,7 +134,7 @@ def write_step_trace(path: str | Path, service: Service, served: Served) -> Typi
 
     Raises InputError for a path that cannot be written, and for a load without a second token.
     """
-    path, step = trace_path(path), typical_step(service, served)
+    path, step = trace_path(path), typical_step(StepModel(service.deployments[0]), served)
     head = _head(service, {"step": step.words, "step us": step.cost.seconds * 1e6})
     write_events(path, head, step_events(StepModel(service.deployments[0]), step))
     return step

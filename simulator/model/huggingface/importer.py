@@ -280,6 +280,8 @@ def shape_from_config(data: dict[str, Any], place: str, as_family: str | None = 
     stated = _stated_name(data, place)
     source = {"kind": "published", "reference": f"Hugging Face config {Path(place).name} ({family})"}
     fields |= {"name": stated or family, "source": source, "not_modelled": left_out}
+    if (formats := published_formats(reader, data)) is not None:
+        fields["published"] = formats
     shape = validate_model(ModelShape, fields, place)
     if stated is None:
         size = parameters_total(shape)
@@ -288,6 +290,65 @@ def shape_from_config(data: dict[str, Any], place: str, as_family: str | None = 
     read = {understood.key for understood in reader.understood}
     outside = [key for key in data if reader.prefix and f"{key}." != reader.prefix and key not in read]
     return ImportedModel(shape, tuple(reader.understood), (*outside, *reader.unread()))
+
+
+# -- formats of the published weights, from `quantization_config` and DeepSeek-V4's `expert_dtype` -----
+
+_METHODS = {"fp8": "fp8", "mxfp4": "mxfp4", "modelopt/FP8": "fp8", "modelopt/NVFP4": "nvfp4"}
+_PACKED = {"float 8": "fp8", "float 4": "nvfp4", "int 4": "int4"}
+_EXPERT_TYPES = {"fp4": "mxfp4", "fp8": "fp8", "bf16": "bf16"}
+_ATTENTION = re.compile(r"(self_)?attn[.*]*$")
+"""A module that is not converted and that is a whole attention, as `model.layers.*.self_attn`."""
+_INT4 = "published in INT4, which is counted as MXFP4: BF16 inputs too (on cards without FP4), smaller scales"
+
+
+def published_formats(reader: Reader, data: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Formats of linear layers and of experts that a file states, or None where it states none.
+
+    What is not understood is None with a note, which only serving refuses. `mxfp4` converts experts only
+    (transformers' Mxfp4Config); elsewhere attention that is not converted leaves all outside experts BF16.
+    """
+    for config, prefix in ((reader.config, reader.prefix), (data, "")):
+        stated, experts = config.get("quantization_config"), config.get("expert_dtype")
+        if not isinstance(stated, dict):
+            continue
+        found = _format_of(stated)
+        if found is None:
+            method = str(stated.get("quant_method"))[:40]
+            note = f"the weights were published by quant_method={method!r} in a format that is not priced"
+            return {"linear": None, "experts": None, "note": note}
+        kept = [stated.get(key) for key in ("modules_to_not_convert", "ignore", "exclude_modules")]
+        names = [str(name) for some in kept if isinstance(some, list) for name in some]
+        apart = stated.get("quant_method") == "mxfp4" or any(map(_ATTENTION.search, names))
+        note, priced = (_INT4, "mxfp4") if found == "int4" else ("", found)
+        reader.understood.append(Understood(f"{prefix}quantization_config", found, "published weights"))
+        formats: dict[str, Any] = {"linear": "bf16" if apart else priced, "experts": priced, "note": note}
+        if experts is not None:
+            formats["experts"] = _EXPERT_TYPES.get(str(experts))
+            reader.understood.append(Understood(f"{prefix}expert_dtype", experts, "published experts"))
+            if formats["experts"] is None:
+                formats["note"] = f"expert_dtype={str(experts)[:40]!r} is not priced"
+        return formats
+    return None
+
+
+def _format_of(stated: Mapping[str, Any]) -> str | None:
+    """The one format of all that a `quantization_config` converts, or None."""
+    method = stated.get("quant_method")
+    if method == "modelopt":
+        method = f"modelopt/{stated.get('quant_algo')}"
+    if method != "compressed-tensors":
+        return _METHODS.get(str(method))
+    if "mxfp4" in str(stated.get("format")):
+        return "mxfp4"
+    groups = stated.get("config_groups")
+    weights = (
+        [g.get("weights") for g in groups.values() if isinstance(g, dict)] if isinstance(groups, dict) else []
+    )
+    found = {
+        _PACKED.get(f"{w.get('type')} {w.get('num_bits')}") if isinstance(w, dict) else None for w in weights
+    }
+    return found.pop() if len(found) == 1 else None
 
 
 def to_yaml(shape: ModelShape, width: int = 100) -> str:

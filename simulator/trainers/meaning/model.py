@@ -15,7 +15,7 @@ from moesim.simulator.scenario import Scenario
 from moesim.simulator.trainers.meaning.given import Given
 from moesim.simulator.trainers.megatron.layout import parse_frequency
 
-_UNCOMPARED = ("name", "source", "not_modelled", "numerics")
+_UNCOMPARED = ("name", "source", "not_modelled", "numerics", "published")
 """Keys of a model file that change neither sizes nor prices."""
 
 

@@ -1,14 +1,20 @@
 """Memory of a deployment: weights by format against published checkpoints, what a share of memory counts."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.cluster import load_cluster
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.catalogue import load_model
+from moesim.simulator.model.huggingface import shape_from_config
+from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario.serving import Serving, ServingPool
 from moesim.simulator.serving.deployment import Deployment, published_formats, weight_bytes
 from moesim.simulator.serving.engines import engine, engines
+from moesim.simulator.serving.notes import notes_of
 
 
 def _deployment(**keys: object) -> Deployment:
@@ -28,8 +34,9 @@ def _deployment(**keys: object) -> Deployment:
     ],
 )
 def test_weights_in_published_formats_are_as_large_as_the_checkpoint(model: str, checkpoint: float) -> None:
-    pool = ServingPool(draft_tokens=1 if model == "deepseek-v3" else 0)
-    assert weight_bytes(load_model(model), pool, *published_formats(model)) == pytest.approx(
+    pool, published = ServingPool(draft_tokens=model == "deepseek-v3"), published_formats(load_model(model))
+    assert published.linear is not None and published.experts is not None
+    assert weight_bytes(load_model(model), pool, published.linear, published.experts) == pytest.approx(
         checkpoint, rel=0.02
     )
 
@@ -45,6 +52,48 @@ def test_kernels_of_mxfp4_follow_card_and_engine() -> None:
         "h100": "marlin", "h200": "triton", "b200": "fused",
     }  # fmt: skip
     assert [split.attention for split in found.values()] == ["fa3", "", ""]
+
+
+MIXTRAL = {
+    "model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+    "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2,
+    "vocab_size": 32000, "tie_word_embeddings": False, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+    "max_position_embeddings": 32768, "rope_theta": 1e6, "sliding_window": None,
+}  # fmt: skip
+FP8 = {"quant_method": "fp8"}
+GROUP = {"weights": {"num_bits": 4, "type": "int"}}
+INT4 = {"quant_method": "compressed-tensors", "config_groups": {"g": GROUP}, "ignore": ["re:.*self_attn.*"]}
+
+
+@pytest.mark.parametrize(
+    ("stated", "formats"),
+    [
+        ({}, ("bf16", "bf16")),
+        ({"quantization_config": FP8}, ("fp8", "fp8")),
+        ({"quantization_config": FP8, "expert_dtype": "fp4"}, ("fp8", "mxfp4")),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, ("bf16", "mxfp4")),
+        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, ("nvfp4", "nvfp4")),
+        ({"quantization_config": INT4}, ("bf16", "mxfp4")),
+    ],
+)
+def test_an_own_file_is_served_in_the_formats_that_it_states(
+    stated: dict[str, Any], formats: tuple[str, str]
+) -> None:
+    shape = shape_from_config({**MIXTRAL, **stated}, "own/config.json").shape
+    own = replace(_deployment(), shape=shape)
+    assert own.formats == formats
+    assert any("INT4" in note for note in notes_of(own)) == (stated.get("quantization_config") is INT4)
+    assert any("taken as BF16" in note for note in notes_of(own)) == (not stated)
+    again = ModelShape.model_validate(shape.model_dump(mode="json", exclude_none=True))
+    assert again.published == shape.published  # a model file keeps them
+
+
+def test_a_format_that_nothing_prices_is_refused_until_one_is_stated() -> None:
+    awq = {"quantization_config": {"quant_method": "awq"}}
+    shape = shape_from_config({**MIXTRAL, **awq}, "config.json").shape
+    with pytest.raises(InputError, match=r"'awq'.*state serving.weights"):
+        _ = replace(_deployment(), shape=shape).formats
+    assert replace(_deployment(weights="fp8"), shape=shape).formats == ("fp8", "fp8")
 
 
 def test_experts_are_shared_out_and_attention_is_copied_over_dp() -> None:

@@ -79,9 +79,10 @@ def test_a_gap_in_a_log_is_said(tmp_path: Path) -> None:
         ("when,in,out\n0,1,1\n", "its columns are when, in, out"),
         ("arrival_s,input_tokens,output_tokens\n0,1\n", "line 2: 0, 1,  is no time"),
         ("arrival_s,input_tokens,output_tokens\nnan,1,1\n", "line 2"),
-        ("arrival_s,input_tokens,output_tokens\n0,0,1\n", "request 1 of the load has 0 input tokens"),
+        ("arrival_s,input_tokens,output_tokens\n0,0,1\n", "line 2: a request has 0 input tokens"),
         ("arrival_s,input_tokens,output_tokens\n", "no requests"),
         ('{"timestamp": 0, "input_length": 5}\n', "line 1"),
+        ('{"timestamp": 0, "input_length": 5, "output_length": 0}\n', "line 1: a request has 0 output"),
         ('{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1]}\n', "1 blocks of 512"),
         (
             '{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [1]}\n'
@@ -130,6 +131,12 @@ def test_a_log_is_cut_stretched_and_repeated(tmp_path: Path) -> None:
     assert all(np.diff(more.arrival_ns) >= 0)
 
 
+def test_a_gap_is_noted_only_where_the_load_has_it(tmp_path: Path) -> None:
+    path = written(tmp_path, "arrival_s,input_tokens,output_tokens\n0,1,1\n1,1,1\n2,1,1\n900,1,1\n")
+    assert "898 s" in load_requests(ServingLoad(log=str(path)), 0).notes[0]
+    assert load_requests(ServingLoad(log=str(path), requests=3), 0).notes == ()
+
+
 def test_some_requests_keep_their_blocks() -> None:
     log = requests_of([0, 1, 2], [8, 4, 8], [1, 1, 1], [[1, 2], [3], [1, 4]], 4)
     part: Requests = log.some(np.array([0, 2]))
@@ -139,7 +146,11 @@ def test_some_requests_keep_their_blocks() -> None:
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"log": "x.csv", "input_tokens": 5}, "input_tokens would not be read: a log says"),
+        (
+            {"log": "x.csv", "input_tokens": 5},
+            "input_tokens would not be read: a log says.*load={log: x.csv}",
+        ),
+        ({"rate_per_s": 1, "requests": 10_000_001}, "state at most that"),
         ({"arrivals": "concurrency"}, "go together"),
         ({"concurrency": 4}, "go together"),
         ({"arrivals": "concurrency", "concurrency": 4, "rate_per_s": 1}, "rate_per_s would not be read"),

@@ -28,6 +28,12 @@ def test_a_mixed_step_cuts_the_prompt_that_exceeds_its_budget() -> None:
     assert scheduler.advance(1).first == [1]
 
 
+def test_load_counts_those_that_wait_four_times() -> None:
+    scheduler = rank(Policy(1, 100), of((10, 3), (10, 3), (10, 3)))
+    scheduler.plan()
+    assert scheduler.load == 4 * 2 + 1
+
+
 def test_prefills_go_first_and_alone_where_steps_are_not_mixed() -> None:
     scheduler = rank(Policy(8, 100, mixed=False), of((60, 3), (70, 3)))
     scheduler.plan()

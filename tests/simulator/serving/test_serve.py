@@ -59,15 +59,33 @@ def test_the_two_definitions_of_tpot_differ() -> None:
 
 def test_rates_money_and_energy_follow_from_time_and_tokens() -> None:
     result = served(tp=2)
-    seconds = result.duration_s * 2
-    assert result.gpus == 2
-    assert result.output_tokens_per_s_per_gpu == pytest.approx(1100 / seconds)
+    window = result.window
+    seconds, tokens = 2 * window.seconds, window.output_tokens
+    assert result.gpus == 2 and window.steady and tokens < 1100
+    assert result.output_tokens_per_s_per_gpu == pytest.approx(tokens / seconds)
     cost = result.cost
     assert cost.usd_per_gpu_hour is not None and cost.board_watts is not None
     assert cost.usd_per_million_output_tokens == pytest.approx(
-        cost.usd_per_gpu_hour * seconds / 3600 / 1100 * 1e6
+        cost.usd_per_gpu_hour * seconds / 3600 / tokens * 1e6
     )
-    assert cost.joules_per_output_token == pytest.approx(cost.board_watts * seconds / 1100)
+    assert cost.joules_per_output_token == pytest.approx(cost.board_watts * seconds / tokens)
+
+
+def test_rates_leave_ramp_and_tail_out_and_say_where_nothing_is_steady() -> None:
+    arrival = np.arange(400) * 10_000_000  # 100/s of 101 tokens, 10 ms each: a stay of a second in four
+    even = serve(
+        scenario({}, max_num_seqs=256),
+        requests=requests_of(arrival, [10] * 400, [101] * 400),
+        times=times,
+    )
+    assert even.window.steady and 0.9 < even.window.start_s < 1.1 and even.window.end_s == 3.99
+    assert even.requests_per_s == pytest.approx(100, rel=0.03)
+    assert even.output_tokens_per_s_per_gpu == pytest.approx(10_100, rel=0.03)
+    assert "steady" in str(even)
+    once = serve(scenario({}), requests=requests_of([0] * 9, [10] * 9, [5] * 9), times=times)
+    assert not once.window.steady and once.window.end_s == once.duration_s
+    assert (once.window.requests, once.window.input_tokens, once.window.output_tokens) == (9, 90, 45)
+    assert "the whole run" in " ".join(str(once).split())
 
 
 def test_disaggregated_pools_share_the_bill_by_what_they_do() -> None:
@@ -75,7 +93,8 @@ def test_disaggregated_pools_share_the_bill_by_what_they_do() -> None:
     cost = result.cost
     assert result.gpus == 4 and [pool.role for pool in result.pools] == ["decode", "prefill"]
     prompts, answers = cost.joules_per_input_token or 0.0, cost.joules_per_output_token or 0.0
-    assert prompts * 20_000 == pytest.approx(3 * answers * 1100) and answers > 0
+    window = result.window
+    assert prompts * window.input_tokens == pytest.approx(3 * answers * window.output_tokens) and answers > 0
     assert result.transfer_s is not None and result.transfer_s.p50 > 10e-6
 
 
@@ -212,3 +231,19 @@ def test_slow_steps_enclose_the_result_with_fast_ones() -> None:
         for name in ("tpot_request_s_p50", "ttft_s_p50", "end_to_end_s_p90"):
             assert low[name] < now[name] < high[name]
     assert fast.output_tokens == slow.output_tokens
+
+
+def test_a_result_says_what_prices_its_typical_step() -> None:
+    step = serve(scenario(tp=2)).decode_step
+    assert step is not None and step.low_s < step.seconds < step.high_s
+    assert sum(part.seconds for part in step.parts) == pytest.approx(step.seconds)
+    assert sum(step.shares.values()) == pytest.approx(1.0)
+    found = {part.name: part.evidence for part in step.parts}  # of an H100
+    assert (found["o_proj"], found["final_norm"], found["host"]) == ("measured", "scaled", "assumed")
+    h200 = {"cluster": {"accelerator": "h200-sxm", "nodes": 1}}
+    on_h200 = serve({**scenario(tp=2, experts="nvfp4"), **h200}).decode_step
+    assert on_h200 is not None
+    found = {part.name: part.evidence for part in on_h200.parts}  # no table has experts of 4 bits
+    assert found["o_proj"] == "measured" and found["experts.down"] == "scaled"
+    assert "serving-hopper" in on_h200.profiles and "assumed" in str(serve(scenario(tp=2)))
+    assert served().decode_step is None, "other step times have no evidence of the step model's"

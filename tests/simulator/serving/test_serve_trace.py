@@ -17,6 +17,7 @@ from moesim.simulator.serving import trace
 from moesim.simulator.serving.replicas import PromptChunk
 from moesim.simulator.serving.simulate import Service, prepare
 from moesim.simulator.serving.step import StepModel
+from moesim.simulator.serving.typical import typical_step
 
 LOAD = {"rate_per_s": 20, "requests": 40, "input_tokens": 900, "output_tokens": 12}
 SCENARIO = {
@@ -51,7 +52,7 @@ def span(event: dict[str, Any]) -> tuple[int, int]:
 )
 def test_a_step_is_the_sum_of_what_nothing_hides(tmp_path: Path, deployed: dict[str, Any]) -> None:
     ready = service(**deployed)
-    step = trace.typical_step(ready, ready.run())
+    step = typical_step(StepModel(ready.deployments[0]), ready.run())
     events = trace.step_events(StepModel(ready.deployments[0]), step)
     by: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     for event in events:
@@ -74,7 +75,7 @@ def test_a_step_is_the_sum_of_what_nothing_hides(tmp_path: Path, deployed: dict[
 
 def test_a_layer_sends_its_rows_between_router_and_experts() -> None:
     ready = service(tp=1, dp=8, ep=8, exchange="deepep")
-    step = trace.typical_step(ready, ready.run())
+    step = typical_step(StepModel(ready.deployments[0]), ready.run())
     names = trace.layer_names(StepModel(ready.deployments[0]), 0, step.batch)
     order = ["attn_norm", "o_proj", "topk", "dispatch", "experts.gate_up", "experts.down", "combine"]
     assert [names.index(name) for name in order] == sorted(names.index(name) for name in order)

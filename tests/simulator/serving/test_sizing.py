@@ -1,5 +1,6 @@
 """Sizing: the closed form follows its laws and the events; what nothing meets names the nearest limits."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,10 @@ def test_a_plan_is_served_within_its_limits_and_serve_says_the_same() -> None:
 def test_limits_that_nothing_meets_name_the_nearest() -> None:
     with pytest.raises(InfeasibleError, match=r"nearest limits .* serving.limits.tpot_s=0.0"):
         serve_plan(_scenario(limits={"tpot_s": 0.0001}), vary=SPACE, modes=("aggregated",))
+    with pytest.raises(InfeasibleError) as missed:
+        serve_plan(_scenario(limits={"tpot_s": 1e-5}), vary=SPACE, modes=("disaggregated",))
+    assert "TPOT 0.01 ms" in str(missed.value)
+    assert sum(4 * int(n) for n in re.findall(r"(\d+) x TP4", str(missed.value))) <= 32
 
 
 def test_bad_questions() -> None:

@@ -85,6 +85,13 @@ def test_a_step_has_each_kind_of_layer_once_and_drafts_one_more() -> None:
     assert {s.part for s in draft_operators(shape, rows, split, load)} >= {"attention", "experts", "head"}
 
 
+def test_a_router_writes_an_index_and_a_weight_a_choice() -> None:
+    moe = load_model("deepseek-v3").moe
+    assert moe is not None
+    choice = router(moe, 7168, 10.0)[1]
+    assert (choice.bytes_read, choice.bytes_written) == (10 * 256 * 4, 10 * 8 * (4 + 4))
+
+
 def test_the_most_loaded_rank_of_a_power_law_has_more_rows_on_fewer_experts() -> None:
     rows, active = most_loaded(256, 8, 32, 4096.0, 1.2)
     assert rows > 1.5 * 4096 * 8 / 32 and 1 <= active <= 8
