@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -143,7 +144,10 @@ def sent(parts: list[bytes], *, leaves: bool = False, length: int | None = None)
     if length is not None:
         headers.append((b"content-length", str(length).encode()))
     scope = {"type": "http", "method": "PUT", "headers": headers}
-    asyncio.run(upload_files.ToDisk(framework)(scope, receive, send))
+    with ThreadPoolExecutor(
+        1
+    ) as pool:  # a thread of its own: a browser of other tests keeps a loop in this one
+        pool.submit(asyncio.run, upload_files.ToDisk(framework)(scope, receive, send)).result()
     return status, seen
 
 

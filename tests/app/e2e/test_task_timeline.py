@@ -88,12 +88,17 @@ def test_a_pair_is_seen_and_the_trace_saved_in_two_clicks(visit: Visit, tmp_path
     canvas = StepCanvas(visitor)
     canvas.click("3", 0.5)
     assert canvas.text("name") == "F&B pair" and "pipeline rank 3" in canvas.text("where")
-    begin, end = (number(canvas.fact(name)) for name in ("Begin", "End"))
-    rows = canvas.phases()
+    for _ in range(50):  # facts and phases are drawn one after the other
+        begin, end = (number(canvas.fact(name)) for name in ("Begin", "End"))
+        rows = canvas.phases()
+        inside = [row for row in rows if not row[0].startswith(("pipeline send", "exposed"))]
+        held = all(begin - 2e-3 <= number(row[3]) < number(row[4]) <= end + 2e-3 for row in inside)
+        if held:
+            break
+        page.wait_for_timeout(100)
     streams = {row[0] for row in rows}
     assert {"compute stream", "communication stream", "hidden communication"} <= streams
-    inside = [row for row in rows if not row[0].startswith(("pipeline send", "exposed"))]
-    assert all(begin - 2e-3 <= number(row[3]) < number(row[4]) <= end + 2e-3 for row in inside)
+    assert held, (begin, end, inside)
     with page.expect_download() as waiting:  # at once: what the click above changed must not take this one
         page.get_by_role("button", name="Perfetto trace").click()
         canvas.clicks += 1
