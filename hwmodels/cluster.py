@@ -94,6 +94,14 @@ class Cluster(Section):
             )
         return self.price_per_gpu_hour.value
 
+    @property
+    def nic_bytes_per_s(self) -> float:
+        """Nominal scale-out rate of one GPU, set by its NICs or by slower switch ports; 0 for one node."""
+        if self.nodes == 1 or self.network.fabric is None:
+            return 0.0
+        ports = self.network.fabric.link_bandwidth.value * self.node.n_nics_per_gpu
+        return min(self.node.scale_out_bytes_per_s, ports)
+
     def topology(self) -> Topology:
         """Links and routes between the GPUs; GPU g is local GPU g % n of node g // n.
 

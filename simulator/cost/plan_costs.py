@@ -114,7 +114,7 @@ class PlanCosts(OfJob):
     @property
     def ports(self) -> tuple[float, float]:
         """Bytes/s of a GPU's ports, scale-out (1 where a single node has none) and scale-up."""
-        nic = self._once(("nic",), lambda: Pricer(self.job).nic_bytes_per_s)
+        nic = self._once(("nic",), lambda: Pricer(self.job).cluster.nic_bytes_per_s)
         return nic or 1.0, self.cluster.node.scale_up_bytes_per_s
 
     def arithmetic(self, policy: Recompute) -> Recompute:

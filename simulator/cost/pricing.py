@@ -309,7 +309,7 @@ class Pricer(OfJob):
         return Links(
             scale_up_bytes_per_s=node.scale_up_bytes_per_s,
             scale_up_latency_s=node.scale_up_latency_s,
-            nic_bytes_per_s=self.nic_bytes_per_s,
+            nic_bytes_per_s=self.cluster.nic_bytes_per_s,
             nic_latency_s=fabric.latency_cross_leaf.value if fabric else 0.0,
             gpus_per_node=node.n_gpus,
             curves="engine." if self.cluster.accelerator.communication_engine else "",
@@ -319,14 +319,6 @@ class Pricer(OfJob):
             ep_per_node=self.scenario.parallel.ep // self.ep_nodes,
             adapter=node.adapter or "",
         )
-
-    @property
-    def nic_bytes_per_s(self) -> float:
-        """Nominal scale-out rate of one GPU, set by its NICs or by slower switch ports."""
-        node, fabric = self.cluster.node, self.cluster.network.fabric
-        if self.cluster.nodes == 1 or fabric is None:
-            return 0.0
-        return min(node.scale_out_bytes_per_s, fabric.link_bandwidth.value * node.n_nics_per_gpu)
 
     @property
     def lost_beside_library(self) -> float:

@@ -200,7 +200,7 @@ def _warnings(prepared: Prepared) -> list[str]:
             f"stages.blocks is given: {count} blocks are simulated, and FLOPs and MFU count these alone"
         )
     node, fabric = prepared.cluster.node, prepared.cluster.network.fabric
-    if fabric is not None and prepared.pricer.nic_bytes_per_s < node.scale_out_bytes_per_s:
+    if fabric is not None and prepared.pricer.cluster.nic_bytes_per_s < node.scale_out_bytes_per_s:
         warnings.append(
             f"the network's ports ({fabric.link_bandwidth.text}) are slower than the node's NICs "
             f"({format_quantity(node.scale_out_bytes_per_s, 'bytes_per_s')}): transfers go at the ports' rate"

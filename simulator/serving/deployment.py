@@ -16,6 +16,7 @@ from moesim.simulator.common.order_statistics import expected_maximum
 from moesim.simulator.model.attention.grouped_query import GroupedQueryAttention
 from moesim.simulator.model.attention.mla import MLA
 from moesim.simulator.model.block import MTP
+from moesim.simulator.model.catalogue import shipped_models
 from moesim.simulator.model.counts import block_parameters
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT
 from moesim.simulator.model.shape import ModelShape, PublishedFormats
@@ -25,6 +26,7 @@ from moesim.simulator.scenario.serving import Format, Serving, ServingPool
 from moesim.simulator.serving.engines import ServingEngine, engine
 from moesim.simulator.serving.linear import ELEMENT_BYTES
 from moesim.simulator.serving.operators import Split, cache_bytes_per_token
+from moesim.simulator.serving.prices import WIDER
 from moesim.simulator.serving.scheduler import Policy
 
 CONTEXT_BYTES = 1.5e9
@@ -374,3 +376,46 @@ def deployments(scenario: Scenario) -> tuple[Deployment, ...]:
         for deployment in found:
             deployment.check_context(serving.load.input_tokens + serving.load.output_tokens)
     return found
+
+
+# -- notes -------------------------------------------------------------------------------------------
+# What a plan takes without evidence, in sentences that travel with its result.
+
+_DTYPES = {"fp8": "fp8", "nvfp4": "fp4", "mxfp4": "fp4"}
+
+
+def notes_of(one: Deployment) -> tuple[str, ...]:
+    """Assumed formats, formats that the card does not multiply, and drafts that nobody measured."""
+    shape, serving, card = one.shape, one.serving, one.cluster.accelerator
+    notes = []
+    published = published_formats(shape)
+    if serving.weights is None and published.note:
+        notes.append(f"{shape.name}: {published.note}")
+    if serving.weights is None and shape.name not in shipped_models() and shape.published is None:
+        notes.append(
+            f"weights are taken as BF16, because the file of {shape.name} states no quantization_config: "
+            "state serving.weights, and serving.experts where they differ"
+        )
+    for key, fmt in zip(("weights", "experts"), one.formats, strict=True):
+        if key == "experts" and (shape.moe is None or fmt == one.formats[0]):
+            continue
+        dtype = _DTYPES.get(fmt, "bf16")
+        if dtype not in card.peak and dtype in WIDER and fmt != "mxfp4":
+            notes.append(f"{card.name} does not multiply {fmt}: {key} count at the rate of a wider format")
+    if serving.cache in ("nvfp4", "mxfp4"):
+        notes.append(f"no measured kernel reads keys and values in {serving.cache}")
+    if drafts := one.pool.draft_tokens:
+        measured, longest = accepted_of(shape.name)
+        if not shape.mtp_layers:
+            notes.append(
+                f"{shape.name} has no layer that drafts tokens: one of its own layers stands for a draft "
+                "model, without memory"
+            )
+        if serving.acceptance is None and measured != shape.name:
+            notes.append(
+                f"accepted drafts of {shape.name} were not measured: those of {measured}; "
+                "state serving.acceptance"
+            )
+        if serving.acceptance is None and drafts > longest:
+            notes.append(f"acceptance was measured for {longest} drafts: those after them count as refused")
+    return tuple(notes)

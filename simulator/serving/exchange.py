@@ -79,21 +79,13 @@ class Fabric:
             )
         return card.host_bandwidth.value
 
-    @cached_property
-    def nic_bytes_per_s(self) -> float:
-        """Nominal rate of a GPU between nodes; 0 for one node."""
-        node, fabric = self.cluster.node, self.cluster.network.fabric
-        if self.cluster.nodes == 1 or fabric is None:
-            return 0.0
-        return min(node.scale_out_bytes_per_s, fabric.link_bandwidth.value * node.n_nics_per_gpu)
-
     def links(self, ranks: int) -> Links:
         """Links of a group of `ranks` consecutive ranks."""
         node, fabric = self.cluster.node, self.cluster.network.fabric
         return Links(
             scale_up_bytes_per_s=self.scale_up_bytes_per_s,
             scale_up_latency_s=node.scale_up_latency_s,
-            nic_bytes_per_s=self.nic_bytes_per_s,
+            nic_bytes_per_s=self.cluster.nic_bytes_per_s,
             nic_latency_s=fabric.latency_cross_leaf.value if fabric else 0.0,
             gpus_per_node=node.n_gpus,
             wiring=node.scale_up_shares,
@@ -129,7 +121,7 @@ def _by_law(
     call_s = law.call_us * 1e-6
     seconds = call_s + scale_up / (law.bandwidth * fabric.scale_up_bytes_per_s)
     if nic:
-        seconds = max(seconds, call_s + nic / (law.peak * fabric.nic_bytes_per_s))
+        seconds = max(seconds, call_s + nic / (law.peak * fabric.cluster.nic_bytes_per_s))
     notes = [f"{law.id}: assumed"] if law.kind == "assumed" else []
     cost = CostedSeconds(seconds, Evidence.of([law.id], notes), nic, scale_up)
     error = law.residual.on(fabric.cluster.accelerator.architecture).relative * seconds
@@ -242,9 +234,9 @@ def collective(fabric: Fabric, operation: RingOperation, total_bytes: float, ran
 
 def cache_transfer(fabric: Fabric, size: float, *, across_nodes: bool = True) -> Exchange:
     """Keys and values of `size` bytes from a prefill rank to a decode rank, by NIC or scale-up links."""
-    by_nic = across_nodes and fabric.nic_bytes_per_s > 0.0
+    by_nic = across_nodes and fabric.cluster.nic_bytes_per_s > 0.0
     law = laws(fabric.profile)["cache-transfer"]
-    rate = law.bandwidth * (fabric.nic_bytes_per_s if by_nic else fabric.scale_up_bytes_per_s)
+    rate = law.bandwidth * (fabric.cluster.nic_bytes_per_s if by_nic else fabric.scale_up_bytes_per_s)
     evidence = Evidence.of([law.id], [f"{law.id}: assumed"])
     sent = (size, 0.0) if by_nic else (0.0, size)
     cost = CostedSeconds(law.call_us * 1e-6 + size / rate, evidence, *sent)

@@ -16,9 +16,8 @@ from moesim.simulator.run.report import rates
 from moesim.simulator.scenario import AnyScenario, Scenario, load_scenario
 from moesim.simulator.scenario.inputs import inputs_of
 from moesim.simulator.scenario.serving import Serving, ServingLimits
-from moesim.simulator.serving.deployment import Deployment, deployments
+from moesim.simulator.serving.deployment import Deployment, deployments, notes_of
 from moesim.simulator.serving.exchange import Fabric, cache_transfer
-from moesim.simulator.serving.notes import notes_of
 from moesim.simulator.serving.operators import cache_bytes_per_token
 from moesim.simulator.serving.replicas import (
     PaceModel,

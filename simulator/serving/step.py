@@ -20,8 +20,7 @@ from moesim.simulator.serving.deployment import Deployment
 from moesim.simulator.serving.engines import EngineFigure
 from moesim.simulator.serving.replicas import StepPace
 from moesim.simulator.serving.scheduler import StepBatch
-from moesim.simulator.serving.tables import Plane, TableRow
-from moesim.simulator.serving.terms import Piece, StepTerms, Total, total
+from moesim.simulator.serving.terms import Piece, Plane, StepTerms, TableRow, Total, total
 from moesim.simulator.studies.sources import MODEL_ERROR
 
 TO_80 = 1.2816

@@ -68,7 +68,7 @@ def test_every_microbatch_puts_its_gradients_on_the_links(name: str) -> None:
     before = engine_of().execute(prepare(job(*PLANS[name], "parallel.zero_stage=1")).programs)[0]
     gained = execution.carried_bytes.sum() - before.carried_bytes.sum()
     assert gained >= nic_bytes * (1.0 - 1e-6)
-    assert execution.end_ns / 1e9 >= nic_bytes / len(program.ranks) / pricer.nic_bytes_per_s
+    assert execution.end_ns / 1e9 >= nic_bytes / len(program.ranks) / pricer.cluster.nic_bytes_per_s
 
 
 @pytest.mark.parametrize(("name", "overlap"), PLANS_AND_OVERLAPS)

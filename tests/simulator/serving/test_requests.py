@@ -11,7 +11,6 @@ from lab.packed import RESULTS
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.scenario.serving import ServingLoad
-from moesim.simulator.serving.prefix_cache import PrefixCache
 from moesim.simulator.serving.requests import (
     Requests,
     arrivals,
@@ -20,6 +19,7 @@ from moesim.simulator.serving.requests import (
     repeated,
     requests_of,
 )
+from moesim.simulator.serving.scheduler import PrefixCache
 
 MOONCAKE = RESULTS / "2024-mooncake-conversation.jsonl.xz"
 
