@@ -19,14 +19,15 @@ from moesim.simulator.predict.driver import simulate
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.step import prepare, run_step
 from moesim.simulator.predict.summarise import run_report
-from moesim.simulator.run.failures import FailureModel, optimal_interval_s, simulate_failures
+from moesim.simulator.run.events import NS, simulate_events
+from moesim.simulator.run.failures import FailureModel, Stop, Tier, optimal_interval_s
 from moesim.simulator.run.report import RunReport
 from moesim.simulator.scenario import Scenario, load_scenario, preset_names
 from moesim.simulator.scenario.run_plan import OPTIMAL, load_run_plan
 from moesim.simulator.scoring import published_data
 from moesim.simulator.scoring.expert_kernels import KernelBenchmark, benchmark_seconds
 
-REPLICAS = 200
+REPLICAS = 40
 
 
 class _Published(Frozen):
@@ -158,21 +159,18 @@ def goodput(case: GoodputCase) -> float:
     stall = parse_quantity(case.stall, "s")
     if case.restart is not None:
         restart = load_restart(case.restart)
+        assert restart.recovery is not None
         detection, recovery = restart.detection.value, restart.recovery.value
     else:
         detection, recovery = 0.0, parse_quantity(case.recovery or "", "s")
     work = case.days * SECONDS_PER_DAY
+    optimal = case.interval == OPTIMAL
+    interval = optimal_interval_s(stall, between) if optimal else parse_quantity(case.interval, "s")
     model = FailureModel(
-        rate_per_s=1.0 / between,
-        interval_s=optimal_interval_s(stall, between)
-        if case.interval == OPTIMAL
-        else parse_quantity(case.interval, "s"),
-        stall_s=stall,
-        detection_s=detection,
-        restart_s=recovery,
+        (Stop("any", 1.0 / between, detection, recovery),), (Tier(interval_s=interval, stall_s=stall),)
     )
-    wall = simulate_failures([work], model, REPLICAS, seed=0).wall[0]
-    return work * REPLICAS / math.fsum(wall.tolist())
+    runs = simulate_events([work], model, REPLICAS, seed=0)
+    return work * REPLICAS / math.fsum(run.wall_ns[0] / NS for run in runs)
 
 
 @dataclass(frozen=True, slots=True)
