@@ -16,9 +16,6 @@ from moesim.simulator.scenario.run_plan import OPTIMAL, Checkpoint
 PROCESS, NODE, RACK, SYSTEM = range(4)
 """What a fault takes with it, and what a checkpoint must outlive: SYSTEM, the storage, outlives all."""
 
-TRAY_GPUS = 4
-"""GPUs of a compute tray of an NVL72 rack."""
-
 # -- the model ---------------------------------------------------------------------------------------
 # What can stop or slow a job, as plain numbers for the whole job. Times are in s, rates in 1/s.
 

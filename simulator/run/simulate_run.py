@@ -468,6 +468,8 @@ def _notes(plan: RunPlan) -> list[str]:
         )
     if plan.interrupted and plan.spares is None:
         notes.append("run.spares is not set: a replacement node is always at hand, unpaid until it is needed")
+    if plan.spares is not None and plan.spares.trays:
+        notes.append("run.spares.trays: the price of a rack's GPU-hours is taken to include its spare trays")
     if plan.interrupted:
         absent = [key for key in ("slow", "preemption", "maintenance") if getattr(plan, key) is None]
         if absent:
