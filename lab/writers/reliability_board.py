@@ -1,11 +1,11 @@
-"""lab/docs/boards/reliability.md: published restarts, blocking times and goodputs beside their predictions."""
+"""lab/docs/boards/reliability.md: published restarts, blocking times and goodputs beside predictions."""
 
 from __future__ import annotations
 
 from lab.writers.boards import FOLDER
 
 from moesim.cli.scores import reliability_error
-from moesim.simulator.scoring.published import LlamaRow, ReliabilityRow, llama_rows, reliability_rows
+from moesim.simulator.scoring.reliability import LlamaRow, ReliabilityRow, llama_rows, reliability_rows
 
 FILE = FOLDER / "reliability.md"
 

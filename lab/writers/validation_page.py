@@ -13,7 +13,8 @@ from lab.writers.reliability_board import summary
 from lab.writers.scoreboard_page import medians, misses_table, score_table
 
 from moesim.simulator.trace.parts import score_all_parts
-from moesim.simulator.scoring.published import PROFILES, Placement, Row, reliability_rows
+from moesim.simulator.scoring.published import PROFILES, Placement, Row
+from moesim.simulator.scoring.reliability import reliability_rows
 from moesim.simulator.scoring.published_collectives import ALL_SCORED, score_collectives, summarise
 from moesim.simulator.scoring.dispatcher_rows import dispatcher_order, dispatcher_rows, score_dispatcher_row
 from moesim.simulator.scoring.order import OrderScore, published_order

@@ -17,6 +17,7 @@ import numpy as np
 import simpy
 
 from moesim.hwmodels.arrays import FloatArray
+from moesim.hwmodels.frozen import Frozen
 from moesim.simulator.run.failures import FailureModel, Stop
 
 NS = 1e9
@@ -29,7 +30,7 @@ DRAWS = 64
 Process = Generator[simpy.Event, Any, None]
 
 
-class Interval(NamedTuple):
+class TimelineEntry(NamedTuple):
     """A part of the shown run: `what` the job did (or a node or group, beside it), and why; times in s."""
 
     begin_s: float
@@ -37,6 +38,25 @@ class Interval(NamedTuple):
     what: str
     why: str
     phase: int
+
+
+class TimelineRow(Frozen):
+    """What the job did between two times of the shown run."""
+
+    begin_s: float
+    end_s: float
+    what: str
+    why: str
+    phase: str
+
+
+class RunTimeline(Frozen):
+    """One of the simulated runs, the one of median length, from its begin to its end."""
+
+    replica: int
+    rows: tuple[TimelineRow, ...]
+    omitted: int
+    """Rows left out at the end of a very long list."""
 
 
 @dataclass(slots=True)
@@ -53,7 +73,7 @@ class RunBooks:
     stops: defaultdict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int))
     trained_ns: int = 0
     active_ns: int = 0
-    timeline: list[Interval] = field(default_factory=list)
+    timeline: list[TimelineEntry] = field(default_factory=list)
 
     @property
     def balanced(self) -> bool:
@@ -96,7 +116,7 @@ def simulate_one(
     """One replica of `simulate_events`; `show` keeps its timeline."""
     work = [max(round(seconds * factor * NS), 0) for seconds in work_s]
     steps = [max(round(seconds * factor * NS), 1) for seconds in step_s] or [1] * len(work)
-    return _Run(model, work, steps, [seed, RANDOM_STREAM, replica], show).books
+    return _EventRun(model, work, steps, [seed, RANDOM_STREAM, replica], show).books
 
 
 class _Draws:
@@ -124,7 +144,7 @@ class _Draws:
         return value
 
 
-class _Progress:
+class _PhaseProgress:
     """Where a phase stands: cycles of training and checkpoint that are done, and the place in this one.
 
     Every cycle ends with a checkpoint to the fastest tier, every `every[k]`-th one to tier k too, and the
@@ -216,7 +236,7 @@ class _Progress:
         self.safe = [0] * len(self.every)
 
 
-class _Run:
+class _EventRun:
     """One run: the job as a process, and a process for each source of events, broken node and lost group."""
 
     def __init__(
@@ -262,7 +282,7 @@ class _Run:
         if self.show:
             end = self.now
             name = why or (self.model.stops[cause].name if cause >= 0 else "")
-            self.books.timeline.append(Interval((end - wall) / NS, end / NS, part, name, self.phase))
+            self.books.timeline.append(TimelineEntry((end - wall) / NS, end / NS, part, name, self.phase))
 
     def _pace(self) -> float:
         """Wall time for a nanosecond of work: slow nodes, lost groups, and what fault tolerance costs."""
@@ -270,7 +290,7 @@ class _Run:
         groups = self.model.groups
         return pace if groups is None else pace * groups.pace(self.active)
 
-    def _advance(self, place: _Progress, wall: int, pace: float) -> None:
+    def _advance(self, place: _PhaseProgress, wall: int, pace: float) -> None:
         if not wall:
             return
         before = place.now()
@@ -302,7 +322,7 @@ class _Run:
         self.books.ns[self.phase, "lost", cause] += work * self.books.groups
         if self.show:
             name = f"{self.model.stops[cause].name}; {work / NS:.1f} s done again"
-            self.books.timeline.append(Interval(self.now / NS, self.now / NS, "fault", name, self.phase))
+            self.books.timeline.append(TimelineEntry(self.now / NS, self.now / NS, "fault", name, self.phase))
 
     # -- the job
 
@@ -310,14 +330,14 @@ class _Run:
         for number, length in enumerate(work):
             self.phase = number
             began = self.now
-            yield from self._train(_Progress(length, self.model))
+            yield from self._train(_PhaseProgress(length, self.model))
             last = round(self.model.tiers[-1].lag_s * NS)  # the last write must be durable
             if last:
                 yield self.env.timeout(last)
                 self._book("checkpoints", last)
             self.books.wall_ns[number] = self.now - began
 
-    def _train(self, place: _Progress) -> Process:
+    def _train(self, place: _PhaseProgress) -> Process:
         while True:
             while self.requests:
                 yield from self._serve(place, *self.requests.pop(0))
@@ -340,7 +360,7 @@ class _Run:
                 self._advance(place, left, pace)
                 return
 
-    def _struck(self, place: _Progress, cause: int, pace: float) -> Process:
+    def _struck(self, place: _PhaseProgress, cause: int, pace: float) -> Process:
         """An interruption of training: to the end of the restart, or of the stall of the other groups."""
         stop, groups = self.model.stops[cause], self.model.groups
         self.books.stops[self.phase, cause] += 1
@@ -363,7 +383,7 @@ class _Run:
             self._lose(place.roll_back(stop.tier, pace), cause)
         yield from self._come_back(cause)
 
-    def _save(self, place: _Progress, cause: int) -> Process:
+    def _save(self, place: _PhaseProgress, cause: int) -> Process:
         """A checkpoint before a planned stop, to the fastest tier that outlives a node."""
         stall = round(self.model.tiers[self.model.outlives_node].stall_s * NS)
         place.save()
@@ -435,7 +455,7 @@ class _Run:
             self.exposed = self.training = False
             self.job.interrupt(None)
 
-    def _serve(self, place: _Progress, what: str, stop: Stop | None) -> Process:
+    def _serve(self, place: _PhaseProgress, what: str, stop: Stop | None) -> Process:
         """Do what was asked for while the job trained: let a group in, swap a slow node, maintain."""
         groups, model = self.model.groups, self.model
         if what == "rejoin":

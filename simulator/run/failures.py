@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.frozen import Frozen
-from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, format_quantity, parse_quantity
+from moesim.hwmodels.units import format_quantity, parse_quantity, time_text
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
 from moesim.simulator.scenario.run_plan import OPTIMAL, Checkpoint
 
@@ -73,8 +74,7 @@ class SlowNodes:
         return 1.0 / (math.exp(-mean) - math.expm1(-mean) / self.factor)
 
 
-@dataclass(frozen=True, slots=True)
-class Outage:
+class Outage(NamedTuple):
     """Planned maintenance of the whole job; `stop`: its number among the causes."""
 
     every_s: float
@@ -82,8 +82,7 @@ class Outage:
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
-class Offenders:
+class Offenders(NamedTuple):
     """Nodes that fail again and again: how many, their share of faults, and after how many they must go."""
 
     nodes: int
@@ -244,7 +243,8 @@ def _expected_wall_s(work_s: Sequence[float], model: FailureModel, step_s: Seque
     if slow is not None:
         wall += exposed * slow.rate_per_s * (1.0 - slow.undetected) * planned_s(model.stops[slow.stop])
     if groups is None:
-        wall /= 1.0 - _waiting_share(model, faults)
+        states = [1.0] if model.spares is None else _nodes_away(model, faults, True)
+        wall /= math.fsum(states[: (model.spares or 0) + 1])  # the rest of the time it waits for nodes
     if model.maintenance is not None:
         away = planned_s(model.stops[model.maintenance.stop]) + model.maintenance.lasts_s
         share = away / (model.maintenance.every_s + away)
@@ -383,11 +383,6 @@ def _nodes_away(model: FailureModel, faults: Sequence[tuple[float, Stop]], waits
     return [value / total for value in away]
 
 
-def _waiting_share(model: FailureModel, faults: Sequence[tuple[float, Stop]]) -> float:
-    """Share of wall time in which the job waits for nodes."""
-    return 0.0 if model.spares is None else math.fsum(_nodes_away(model, faults, True)[model.spares + 1 :])
-
-
 def _elastic(model: FailureModel, faults: Sequence[tuple[float, Stop]]) -> tuple[float, float]:
     """`_short` of a job that meets faults only while it trains, and fewer with fewer groups."""
     assert model.groups is not None
@@ -439,14 +434,6 @@ class CheckpointReport(Frozen):
     """Interval with the least exactly expected time, but no shorter than an asynchronous write."""
     tiers: tuple[TierReport, ...] = ()
     """All places of checkpoints, the fastest first, where the plan has more than one."""
-
-
-def time_text(seconds: float) -> str:
-    """A time in its largest fitting unit, for people."""
-    for unit, size in (("days", SECONDS_PER_DAY), ("h", SECONDS_PER_HOUR), ("min", 60.0)):
-        if seconds >= 2.0 * size:
-            return f"{seconds / size:.3g} {unit}"
-    return format_quantity(seconds, "s")
 
 
 def stall_and_write_s(save: Checkpoint, cluster: Cluster, size_bytes: float) -> tuple[float, float]:
@@ -511,17 +498,12 @@ def checkpoint_tiers(
                 daly_s=daly_interval_s(waits, 1.0 / need) if need > 0.0 else None,
             )
         )  # fmt: skip
-    rate, last = math.fsum(needs), reports[-1]
+    rate, last = math.fsum(needs), reports[-1].model_dump(exclude={"tier", "load_s"})
     return tuple(tiers), CheckpointReport(
         bytes=size_bytes,
-        interval_s=last.interval_s,
-        stall_s=last.stall_s,
-        write_s=last.write_s,
         mean_time_between_interruptions_s=1.0 / rate if rate > 0.0 else None,
-        young_s=last.young_s,
-        daly_s=last.daly_s,
-        optimal_s=last.optimal_s,
         tiers=tuple(reports) if len(reports) > 1 else (),
+        **last,
     )
 
 

@@ -21,7 +21,7 @@ from moesim.hwmodels.provenance import UNDATED, SourcedUsdPerHour
 from moesim.hwmodels.summary_text import count, percent, short, titled
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.common.tables import Row, TableResult
-from moesim.simulator.run.events import NS, RunBooks
+from moesim.simulator.run.events import NS, RunBooks, RunTimeline, TimelineRow
 from moesim.simulator.run.failures import CheckpointReport
 from moesim.simulator.scenario.defaults import Default
 from moesim.simulator.scenario.inputs import Inputs
@@ -92,25 +92,6 @@ class CauseReport(Frozen):
     """Planned stops, with the checkpoint before each."""
     gpu_hours: RunSpread
     """All of them together, with percentiles over the runs."""
-
-
-class TimelineRow(Frozen):
-    """What the job did between two times of the shown run."""
-
-    begin_s: float
-    end_s: float
-    what: str
-    why: str
-    phase: str
-
-
-class RunTimeline(Frozen):
-    """One of the simulated runs, the one of median length, from its begin to its end."""
-
-    replica: int
-    rows: tuple[TimelineRow, ...]
-    omitted: int
-    """Rows left out at the end of a very long list."""
 
 
 class FinishDates(Frozen):
@@ -361,10 +342,9 @@ def _rent(cluster: Cluster, price: Price | None) -> tuple[SourcedUsdPerHour | No
     )
 
 
-# -- ledger ------------------------------------------------------------------------------------------
-# Adds up the books of all simulated runs.
+# -- ledger: the sum of the books of all simulated runs ------------------------------------------------
 
-NS_PER_HOUR = 3_600_000_000_000
+NS_PER_HOUR = 3_600 * 10**9
 MOST_ROWS = 20_000
 """Rows of a timeline that a report keeps."""
 

@@ -6,6 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import sourced_numbers
-from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, parse_quantity
+from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, parse_quantity, time_text
 from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.run.events import simulate_events, simulate_one
@@ -33,7 +34,6 @@ from moesim.simulator.run.failures import (
     checkpoint_bytes,
     checkpoint_tiers,
     loads_s,
-    time_text,
 )
 from moesim.simulator.run.report import (
     HOURS_PER_DAY,
@@ -316,11 +316,23 @@ def interruptions(
     if save is not None:
         needs = [math.fsum(s.rate_per_s for s in stops if s.tier == i) for i in range(len(outlives))]
         tiers, saved = checkpoint_tiers(save, cluster, size, needs, loads)
+    model = _model(plan, cluster, stops, tiers, microbatches)
+    model = replace(model, outlives_node=next(i for i, kept in enumerate(outlives) if kept >= NODE))
+    parts: dict[str, float] = {}
+    if plan.restart is not None and plan.restart.parts is not None and stops:
+        load = loads[next(i for i, kept in enumerate(outlives) if kept >= NODE)]
+        how = RESTART_OF[plan.spares.kind if plan.spares else "cold"]
+        parts = plan.restart.parts.seconds(cluster.nodes, cluster.n_gpus, load, how)._asdict()
+    return Interruptions(model, saved, tuple(_notes(plan)), parts)
+
+
+def _model(
+    plan: RunPlan, cluster: Cluster, stops: Sequence[Stop], tiers: tuple[Tier, ...], microbatches: int
+) -> FailureModel:
+    """The failure model of a plan, from its stops and checkpoint tiers."""
     names = [stop.name for stop in stops]
     slow, pause, groups, spares = plan.slow, plan.maintenance, plan.fault_tolerance, plan.spares
-    per_s = cluster.nodes / SECONDS_PER_DAY
     offenders = plan.failures.repeat_offenders if plan.failures else None
-    rated = sum(stop.rate_per_s for stop in stops) > 0.0
     model = FailureModel(
         stops=tuple(stops),
         tiers=tiers,
@@ -328,39 +340,28 @@ def interruptions(
         spares=spares.count if spares else None,
         crews=spares.crews if spares else None,
         trays=spares.trays if spares else 0,
-        offenders=None
-        if offenders is None
-        else Offenders(
-            max(1, round(offenders.nodes.value * cluster.nodes)),
-            offenders.faults.value,
-            offenders.evict_after,
-        ),
-        slow=None
-        if slow is None
-        else SlowNodes(
-            slow.rate.value * per_s, slow.factor.value, slow.detection.value, slow.undetected.value,
-            slow.lasts.value if slow.lasts else 0.0, names.index(SLOW_NODE),
-        ),
-        maintenance=Outage(pause.every.value, pause.lasts.value, names.index(PLANNED)) if pause else None,
-        groups=None
-        if groups is None
-        else Groups(
-            groups.groups, groups.minimum, groups.mode == "continue", cluster.nodes // groups.groups,
-            groups.stall.value if groups.stall else 0.0,
-            (groups.rejoin or groups.stall).value if groups.stall else 0.0,
-            groups.step_cost.value, groups.batch == "keep", microbatches // groups.groups,
-        ),
         growth=names.index(GROWTH) if GROWTH in names else -1,
-        outlives_node=next(i for i, kept in enumerate(outlives) if kept >= NODE),
-    )  # fmt: skip
-    if not rated and slow is None and pause is None:
-        model = replace(model, stops=())
-    parts: dict[str, float] = {}
-    if plan.restart is not None and plan.restart.parts is not None and stops:
-        load = loads[next(i for i, kept in enumerate(outlives) if kept >= NODE)]
-        how = RESTART_OF[spares.kind if spares else "cold"]
-        parts = plan.restart.parts.seconds(cluster.nodes, cluster.n_gpus, load, how)._asdict()
-    return Interruptions(model, saved, tuple(_notes(plan)), parts)
+    )
+    if offenders is not None:
+        count = max(1, round(offenders.nodes.value * cluster.nodes))
+        who = Offenders(count, offenders.faults.value, offenders.evict_after)
+        model = replace(model, offenders=who)
+    if slow is not None:
+        lasts_s = slow.lasts.value if slow.lasts else 0.0
+        rate = slow.rate.value * cluster.nodes / SECONDS_PER_DAY
+        times = (slow.factor.value, slow.detection.value, slow.undetected.value, lasts_s)
+        model = replace(model, slow=SlowNodes(rate, *times, names.index(SLOW_NODE)))
+    if pause is not None:
+        outage = Outage(pause.every.value, pause.lasts.value, names.index(PLANNED))
+        model = replace(model, maintenance=outage)
+    if groups is not None:
+        stall_s = groups.stall.value if groups.stall else 0.0
+        rejoin_s = groups.rejoin.value if groups.rejoin else stall_s
+        each = (groups.step_cost.value, groups.batch == "keep", microbatches // groups.groups)
+        nodes, go_on = cluster.nodes // groups.groups, groups.mode == "continue"
+        of = Groups(groups.groups, groups.minimum, go_on, nodes, stall_s, rejoin_s, *each)
+        model = replace(model, groups=of)
+    return replace(model, stops=()) if model.certain else model
 
 
 SLOW_NODE, PLANNED, GROWTH, PREEMPTED = (
@@ -523,44 +524,51 @@ def simulate_run(
     if factors is not None:
         drawn = simulate_events(work, model, replicas, seed, factors, steps)
         wide = Ledger(phases, drawn, cluster.n_gpus, bill, start_s)
-    days = spread(wide.wall_s / SECONDS_PER_DAY, mean(book.wall_s / SECONDS_PER_DAY))
-    hours = days.predicted * HOURS_PER_DAY
-    ends = spread(wide.wall_s, mean(book.wall_s)).model_dump()
     timeline = None
     if not model.certain:
         shown = book.median()
         timeline = book.timeline(simulate_one(work, model, seed, shown, 1.0, steps, show=True), shown)
+    expected_s = interruptions.expected_seconds(work, steps) + book.startup_s
     return RunReport(
-        phases=tuple(book.rows()),
-        days=days,
-        finish=FinishDates(**{name: date_text(plan.start, seconds) for name, seconds in ends.items()})
-        if plan.start
-        else None,
-        gpu_hours=book.gpu_hours(),
-        goodput=spread(wide.goodput(), mean(book.goodput())),
-        goodput_expected=math.fsum(work) / (interruptions.expected_seconds(work, steps) + book.startup_s)
-        if work
-        else 1.0,
-        interruptions=spread(wide.interruptions(), mean(book.interruptions())),
+        **_ends(plan, book, wide),
+        goodput_expected=math.fsum(work) / expected_s if work else 1.0,
         causes=tuple(book.causes(interruptions.causes)),
         checkpoint=interruptions.checkpoint,
-        cost_usd=per_hour(days, bill.usd(1.0)),
-        cost_parts_usd={k: v * hours for k, v in (bill.usd_per_hour or {}).items()},
-        price=bill.described,
-        energy_kwh=per_hour(days, bill.kwh_per_hour),
-        electricity_usd=None
-        if bill.electricity_usd_per_hour is None
-        else bill.electricity_usd_per_hour * hours,
-        co2_kg=per_hour(days, bill.kg_co2_per_hour),
         assumptions=(*(n for p in phases for n in p.notes), *interruptions.notes, *bill.notes),
         replicas=alike if factors is None else replicas,
         seed=seed,
         step_factor=None if factors is None else spread(factors, 1.0),
-        outlook=tuple(outlook(plan.start, wide.wall_s, bill)),
         mean_groups=book.mean_groups(),
         restart_parts=interruptions.restart_parts,
         timeline=timeline,
     )
+
+
+def _ends(plan: RunPlan, book: Ledger, wide: Ledger) -> dict[str, Any]:
+    """When the run ends and what it costs; `wide`: with an uncertain step time too."""
+    bill = book.bill
+    days = spread(wide.wall_s / SECONDS_PER_DAY, mean(book.wall_s / SECONDS_PER_DAY))
+    hours = days.predicted * HOURS_PER_DAY
+    ends = spread(wide.wall_s, mean(book.wall_s)).model_dump()
+    return {
+        "phases": tuple(book.rows()),
+        "days": days,
+        "finish": FinishDates(**{name: date_text(plan.start, seconds) for name, seconds in ends.items()})
+        if plan.start
+        else None,
+        "gpu_hours": book.gpu_hours(),
+        "goodput": spread(wide.goodput(), mean(book.goodput())),
+        "interruptions": spread(wide.interruptions(), mean(book.interruptions())),
+        "cost_usd": per_hour(days, bill.usd(1.0)),
+        "cost_parts_usd": {k: v * hours for k, v in (bill.usd_per_hour or {}).items()},
+        "price": bill.described,
+        "energy_kwh": per_hour(days, bill.kwh_per_hour),
+        "electricity_usd": None
+        if bill.electricity_usd_per_hour is None
+        else bill.electricity_usd_per_hour * hours,
+        "co2_kg": per_hour(days, bill.kg_co2_per_hour),
+        "outlook": tuple(outlook(plan.start, wide.wall_s, bill)),
+    }
 
 
 def _check_intervals(plan: RunPlan, work_s: float) -> None:

@@ -27,8 +27,9 @@ from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.summary_text import percent, short
 
 if TYPE_CHECKING:
+    from moesim.simulator.run.events import RunTimeline
     from moesim.simulator.run.failures import CheckpointReport
-    from moesim.simulator.run.report import FinishDates, RunReport, RunSpread, RunTimeline
+    from moesim.simulator.run.report import FinishDates, RunReport, RunSpread
 
 GANTT_KINDS = (".svg", ".html", ".json")
 

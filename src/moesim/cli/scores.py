@@ -22,7 +22,7 @@ from moesim.simulator.scoring.dispatcher_rows import (
 )
 from moesim.simulator.scoring.expert_gap import expert_gaps, summary
 from moesim.simulator.scoring.order import APART, OrderScore, published_order
-from moesim.simulator.scoring.published import (
+from moesim.simulator.scoring.reliability import (
     RELIABILITY_COLUMNS,
     LlamaRow,
     ReliabilityRow,
