@@ -29,7 +29,7 @@ from moesim.simulator.run.simulate_run import interruptions
 from moesim.simulator.scenario.run_plan import OPTIMAL, RunPlan
 from moesim.simulator.scoring import file_records, published_records
 
-REPLICAS = 40
+REPLICAS = 20
 RELIABILITY = "reliability-rows.csv"
 RELIABILITY_COLUMNS = frozenset(
     ("source", "system", "model", "n_gpus", "conditions", "metric", "unit", "value", "use")

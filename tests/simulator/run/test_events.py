@@ -226,7 +226,7 @@ def test_the_closed_form_of_every_mechanism(name: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["one tier", "tiers", "slow nodes", "fault-tolerant"])
 def test_the_closed_form_is_within_a_percent_of_a_thousand_runs(name: str) -> None:
     events, closed = goodputs(CASES[name], 1000)
     assert events == pytest.approx(closed, rel=0.01)
