@@ -570,11 +570,12 @@ class Interruptions:
             slowest = self.model.tiers[-1]
             length = min(slowest.interval_s, work) + slowest.stall_s
             tries = math.exp(min(length * rate, 700.0))
-            back = down_s([(stop.rate_per_s, stop) for stop in self.model.stops])
+            back_s = down_s([(stop.rate_per_s, stop) for stop in self.model.stops])
+            back = "for ever" if back_s > 1e12 else time_text(back_s)
             reasons.append(
                 f"one interruption every {time_text(1.0 / rate)} on the whole job, while training to the "
                 f"next checkpoint takes {time_text(length)} ({tries:.3g} attempts on average) and coming "
-                f"back {time_text(back)}"
+                f"back {back}"
             )
         if self.model.maintenance is not None:
             plan = self.model.maintenance

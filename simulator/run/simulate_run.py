@@ -310,7 +310,9 @@ def interruptions(
     stops = []
     for stop, severity in severities:
         tier = next(i for i, kept in enumerate(outlives) if kept >= severity)
-        stops.append(replace(stop, tier=tier, restart_s=_restart_s(plan, cluster, severity, loads[tier])))
+        stops.append(
+            replace(stop, tier=tier, restart_s=_restart_s(plan, cluster, severity, loads[tier], stop.planned))
+        )
     tiers: tuple[Tier, ...] = (Tier(),)
     saved = None
     if save is not None:
@@ -444,12 +446,18 @@ def _check_machine(plan: RunPlan, cluster: Cluster) -> None:
             )
 
 
-def _restart_s(plan: RunPlan, cluster: Cluster, severity: int, load_s: float) -> float:
-    """Seconds of a restart after a stop of some severity; 0 where the plan states no restart."""
+def _restart_s(plan: RunPlan, cluster: Cluster, severity: int, load_s: float, planned: bool) -> float:
+    """Seconds of a restart after a stop of some severity; 0 where the plan states no restart.
+
+    It is that of one group where the others train on, but for planned stops, which are of the whole job.
+    """
     if plan.restart is None:
         return 0.0
     how = "in place" if severity == PROCESS else RESTART_OF[plan.spares.kind if plan.spares else "cold"]
-    return plan.restart.recovery_s(cluster.nodes, cluster.n_gpus, load_s, how)
+    groups, parts = plan.fault_tolerance, 1
+    if groups is not None and groups.mode == "continue" and not planned:
+        parts = groups.groups
+    return plan.restart.recovery_s(cluster.nodes // parts, cluster.n_gpus // parts, load_s, how)
 
 
 def _notes(plan: RunPlan) -> list[str]:

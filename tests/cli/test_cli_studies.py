@@ -13,7 +13,7 @@ import moesim
 from moesim.hwmodels.summary_text import short
 from moesim.simulator.predict.result import Result
 from moesim.simulator.run.report import RunReport
-from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.scenario.run_plan import default_stops
 
 Run = Callable[..., Any]
