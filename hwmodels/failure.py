@@ -136,17 +136,17 @@ class RestartParts(Frozen):
     def seconds(self, nodes: int, gpus: int, load_s: float, how: str) -> RestartSeconds:
         """Parts in s of a restart on a number of nodes and GPUs; `load_s`: loading the checkpoint (eq. J11).
 
-        `how`: "requeued" (all parts), "warm" (spares have image and environment), "hot" (spares run the
-        processes already: no scheduler either) or "in place" (no node is replaced: processes only).
+        `how`: "requeued" (every node loads the image), "rescheduled" (a replaced node alone does), "warm"
+        (spares have image and environment), "hot" (spares run the processes already: no scheduler either) or
+        "in place" (no node is replaced: processes only).
         """
-        fresh, warm = how == "requeued", how in ("requeued", "warm")
-        image = max(
-            self.image.value * nodes / self.image_rate.value,
-            self.image.value / self.image_rate_per_node.value,
-        )
+        fresh = how in ("requeued", "rescheduled")
+        image = self.image.value / self.image_rate_per_node.value
+        if how == "requeued":
+            image = max(image, self.image.value * nodes / self.image_rate.value)
         return RestartSeconds(
             isolation=0.0 if how == "in place" else self.isolation.value,
-            scheduler=self.scheduler.value if warm else 0.0,
+            scheduler=self.scheduler.value if fresh or how == "warm" else 0.0,
             image=image if fresh else 0.0,
             environment=self.environment.value if fresh else 0.0,
             processes=self.processes.value,

@@ -318,11 +318,13 @@ def interruptions(
     if save is not None:
         needs = [math.fsum(s.rate_per_s for s in stops if s.tier == i) for i in range(len(outlives))]
         tiers, saved = checkpoint_tiers(save, cluster, size, needs, loads)
-    model = _model(plan, cluster, stops, tiers, microbatches)
-    model = replace(model, outlives_node=next(i for i, kept in enumerate(outlives) if kept >= NODE))
+    outlives_node = next(i for i, kept in enumerate(outlives) if kept >= NODE)
+    if plan.preemption is not None and plan.preemption.notice.value < tiers[outlives_node].stall_s:
+        stops = [replace(s, planned=s.planned and s.name != PREEMPTED) for s in stops]  # too late to save
+    model = replace(_model(plan, cluster, stops, tiers, microbatches), outlives_node=outlives_node)
     parts: dict[str, float] = {}
     if plan.restart is not None and plan.restart.parts is not None and stops:
-        load = loads[next(i for i, kept in enumerate(outlives) if kept >= NODE)]
+        load = loads[outlives_node]
         how = RESTART_OF[plan.spares.kind if plan.spares else "cold"]
         parts = plan.restart.parts.seconds(cluster.nodes, cluster.n_gpus, load, how)._asdict()
     return Interruptions(model, saved, tuple(_notes(plan)), parts)
@@ -375,7 +377,7 @@ SLOW_NODE, PLANNED, GROWTH, PREEMPTED = (
 """Names of the stops that no failure rate states."""
 
 
-RESTART_OF = {"cold": "requeued", "warm": "warm", "hot": "hot"}
+RESTART_OF = {"cold": "rescheduled", "warm": "warm", "hot": "hot"}
 """How a job restarts after the loss of a node, by the kind of its spares."""
 
 
@@ -399,10 +401,9 @@ def _severities(plan: RunPlan, cluster: Cluster) -> list[tuple[Stop, int]]:
             each = shared.rate.value * number / SECONDS_PER_DAY
             found.append((Stop(shared.cause, each, noticed, nodes=nodes, away_s=away), RACK))
     if plan.preemption is not None:
-        taken, host = plan.preemption, cluster.accelerator.host_bandwidth
+        taken = plan.preemption
         stop = Stop(PREEMPTED, taken.rate.value * per_s, nodes=1, away_s=taken.away.value)
-        enough = plan.checkpoint is not None and host is not None and taken.notice.value > 0.0
-        found.append((replace(stop, planned=enough), NODE))
+        found.append((replace(stop, planned=plan.checkpoint is not None), NODE))
     if plan.slow is not None:
         found.append((Stop(SLOW_NODE, nodes=1, planned=True, away_s=away), NODE))
     if plan.maintenance is not None:
@@ -477,6 +478,8 @@ def _notes(plan: RunPlan) -> list[str]:
         )
     if plan.interrupted and plan.spares is None:
         notes.append("run.spares is not set: a replacement node is always at hand, unpaid until it is needed")
+    if plan.spares is not None and plan.spares.kind != "cold" and plan.restart and not plan.restart.parts:
+        notes.append(f"run.spares.kind={plan.spares.kind} is not used: the restart has one figure, no parts")
     if plan.spares is not None and plan.spares.trays:
         notes.append("run.spares.trays: the price of a rack's GPU-hours is taken to include its spare trays")
     if plan.interrupted:

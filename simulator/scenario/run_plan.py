@@ -393,7 +393,10 @@ class RunPlan(Section):
     @property
     def interrupted(self) -> bool:
         """Whether the plan states failures, at a rate above zero."""
-        return self.failures is not None and self.failures.interruptions.value > 0.0
+        rate = self.failures
+        return rate is not None and (
+            rate.interruptions.value > 0.0 or any(shared.rate.value > 0.0 for shared in rate.correlated)
+        )
 
     def start_s(self, gpus: int) -> float:
         """Seconds of one start of the job on a number of GPUs."""

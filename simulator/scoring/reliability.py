@@ -43,7 +43,7 @@ BYTES_A_PARAMETER = 12.0
 PEER_BYTES_PER_S, HOST_BYTES_PER_S = 50e9, 63e9
 """NIC and host link of an H100, for rows that do not say what they ran on."""
 TOLERANT_GROUPS = 128
-METHODS = {"requeue": "requeued", "reschedul": "requeued", "standby": "warm", "oracle": "warm",
+METHODS = {"requeue": "requeued", "reschedul": "rescheduled", "standby": "warm", "oracle": "warm",
            "in-place": "in place", "hot update": "in place"}  # fmt: skip
 """How a job comes back, by words of the row's conditions."""
 
@@ -179,7 +179,7 @@ def _effective_time(gpus: int, words: str, stalls: Mapping[str, float]) -> Predi
         if tolerant:
             nodes = gpus // GPUS_A_NODE // TOLERANT_GROUPS
             parts = load_restart("by-parts")
-            back = parts.recovery_s(nodes, nodes * GPUS_A_NODE, 0.0, "requeued")
+            back = parts.recovery_s(nodes, nodes * GPUS_A_NODE, 0.0, "rescheduled")
             groups = Groups(TOLERANT_GROUPS, 1, True, nodes, stall_s=stall)
             model = FailureModel((replace(stop, restart_s=back),), (Tier(),), groups=groups)
         work = 30 * SECONDS_PER_DAY

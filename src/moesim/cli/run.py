@@ -170,7 +170,7 @@ def _restart(report: RunReport) -> str:
     if not parts:
         return ""
     shown = ", ".join(f"{name.replace('_', ' ')} {_time(value)}" for name, value in parts.items() if value)
-    return f"{_time(sum(parts.values()))} of a job that is queued again: {shown}"
+    return f"{_time(sum(parts.values()))} after a lost node: {shown}"
 
 
 def _causes(report: RunReport) -> str:
