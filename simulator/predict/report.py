@@ -16,7 +16,7 @@ from moesim.simulator.cost.evidence import summed
 from moesim.simulator.engine.bounds import lower_bound_s, moved_by_rank, upper_bound_s
 from moesim.simulator.engine.program import NS, ActionTable, CompiledTemplate, Program
 from moesim.simulator.engine.records import Execution, barriers
-from moesim.simulator.engine.task_table import TaskTable, total_ns
+from moesim.simulator.engine.task_table import TaskTable
 from moesim.simulator.model.block import is_routed_layer
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.predict.result_parts import Breakdown, MovedBytes, PhaseSpan, StepResult, Utilisation
@@ -50,7 +50,7 @@ def breakdowns(execution: Execution, split_weight: bool = False) -> list[Breakdo
     moved = np.zeros(len(span))
     if split_weight:
         full = np.array([code.kind == "B" for code in table.codes], dtype=bool)
-        weights = _at_microbatch(table, [code.weight_ns for code in table.codes], 1)
+        weights = _at_microbatch(table, [code.part.weight_ns for code in table.codes], 1)
         moved = np.where(full[table.code], weights, 0.0)
     category = np.array([CATEGORIES.index(CATEGORY[code.kind]) for code in table.codes], dtype=np.int64)
     # Every action adds to its own category and then to that of the weight gradients, in the order of actions.
@@ -85,7 +85,7 @@ def _member_mean(values: IntArray) -> FloatArray:
 
 def compute_ns(table: ActionTable) -> FloatArray:
     """Nanoseconds in which the compute SMs work inside every action, averaged over members."""
-    forward, backward = (_at_microbatch(table, [c.compute_ns[n] for c in table.codes], n) for n in (0, 1))
+    forward, backward = (_at_microbatch(table, [c.part.compute_ns[n] for c in table.codes], n) for n in (0, 1))
     return forward + backward
 
 
@@ -156,7 +156,7 @@ def _add_phases(
     computed = [n for n in numbers if code.tasks[n].transfer is None]
     if computed:
         # Rows are tasks and columns are actions; a row is summed as a vector of its own would be.
-        totals = np.array([total_ns(code.tasks[n].rows_ns) for n in computed])
+        totals = np.array([code.tasks[n].compute.total_ns for n in computed])
         sides = micro.T[[code.tasks[n].side for n in computed]]
         sums = (np.take_along_axis(totals, sides, axis=1) / members).sum(axis=1)
         spans.update(zip(computed, sums.tolist(), strict=True))

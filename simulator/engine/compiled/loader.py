@@ -46,7 +46,6 @@ class NativeCode(NamedTuple):
     advance: Call
     fill_rows: Call
     fill_payloads: Call
-    fill_noise: Call
 
 
 class CannotCompileError(RuntimeError):

@@ -20,9 +20,12 @@ from moesim.simulator.engine.compiled.memory import (
     compiled,
     floats_at,
     ints_at,
+    largest,
+    phase_row,
+    row_of,
     schedule,
-    singles_at,
     take_first,
+    total_of,
 )
 from moesim.simulator.engine.compiled.ranks import (
     AT_DEADLINE,
@@ -130,38 +133,31 @@ def _continue_actor(run: Run, actor: int) -> None:
 
 # -- durations of phases ---------------------------------------------------------------------------
 
-LONGEST_NS = LONGEST_PHASE_S * NS
-
 
 @compiled
 def fill_rows(
-    fixed_s: float, row_s: float, load: int, factor: int, microbatches: int, members: int, out: int
+    fixed_s: float,
+    row_s: float,
+    load: int,
+    draws: int,
+    clock: int,
+    cv: float,
+    microbatches: int,
+    members: int,
+    rows: int,
+    figures: int,
 ) -> int:
-    """Write nanoseconds [micro-batches, members] (eq. E1), and their largest, sum and mean by micro-batch.
+    """Write nanoseconds [micro-batches, members] of a phase (eq. E1) to the address `rows`, and their largest
+    and sum by micro-batch to `figures`.
 
-    `load`, `factor`: addresses of relative rows and of factors, which are 1 for the address 0. `out`: that
-    of the results, one after the other; the mean is a floating-point number. Returns 0 where some duration
-    is none, or is too long for a phase even as the sum of the members, else 1.
+    The other arguments are a `Formula`. Returns 0.
     """
-    loads, factors, results, means = floats_at(load), floats_at(factor), ints_at(out), floats_at(out)
-    most, sums = microbatches * members, microbatches * (members + 1)
-    usual = True
     for microbatch in range(microbatches):
-        first = microbatch * members
-        longest = added = 0
-        for place in range(first, first + members):
-            seconds = fixed_s + row_s * (loads[place] if load != 0 else 1.0)
-            nanoseconds = np.rint(seconds * (factors[place] if factor != 0 else 1.0) * NS)
-            usual &= nanoseconds <= LONGEST_NS  # not so for NaN either
-            whole = int(nanoseconds)
-            results[place] = whole
-            added += whole
-            longest = max(longest, whole)
-        results[most + microbatch] = longest
-        results[sums + microbatch] = added
-        means[sums + microbatches + microbatch] = np.float64(added) / np.float64(members)
-        usual &= added <= LONGEST_NS
-    return 1 if usual else 0
+        row = row_of(ints_at(rows), microbatch, members)
+        phase_row(row, fixed_s, row_s, load, draws, clock, cv, microbatch, members)
+        ints_at(figures)[microbatch] = largest(row, members)
+        ints_at(figures)[microbatches + microbatch] = total_of(row, members)
+    return 0
 
 
 @compiled
@@ -189,16 +185,3 @@ def fill_payloads(
             most = max(most, seconds)
         longest[microbatches * members + microbatch] = most * NS
     return 1 if usual else 0
-
-
-@compiled
-def fill_noise(cv: float, draws: int, clock: int, count: int, factors: int) -> None:
-    """Write factors [micro-batches, members]: clock times run-to-run noise, which is at least 0.
-
-    `cv`: coefficient of variation. `draws`, `clock`, `factors`: addresses of `count` 32-bit draws, of a
-    clock for each of them and of the result.
-    """
-    normal, clocks, out = singles_at(draws), floats_at(clock), floats_at(factors)
-    for place in range(count):
-        noise = np.float64(normal[place]) * cv + 1.0
-        out[place] = (noise if noise > 0.0 else 0.0) * clocks[place]

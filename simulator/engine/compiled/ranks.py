@@ -29,6 +29,7 @@ from moesim.simulator.engine.compiled.memory import (
     ints_at,
     largest,
     later_plus,
+    phase_row,
     raise_to,
     row_of,
     schedule,
@@ -74,7 +75,7 @@ def begin_transfer(run: Run, actor: int, task: int, row: int, microbatch: int) -
     run.last_member[task] = first_with(ready, meet)
     run.ready_total[task] = total_of(ready, run.members)
     run.actor_task[actor] = task
-    fetch_row(run, run.task_member[row], microbatch)
+    fetch_row(run, run.task_member[row], microbatch, 8)
     wait = meet + run.task_launch[row] - run.counters[NOW]
     if wait > 0:
         run.actor_stage[actor] = AT_LAUNCH
@@ -396,11 +397,13 @@ def _task(run: Run, process: int) -> bool:
     if kind == SHARDING:
         base = _start_row(run, action)
     microbatch = run.action_microbatches[2 * action + run.task_side[row]]
-    own = row_of(ints_at(run.task_rows[row]), microbatch, run.members)
     if row + 1 < run.code_first[code + 1]:
         later = run.action_microbatches[2 * action + run.task_side[row + 1]]
-        fetch_row(run, run.task_rows[row + 1], later)
-    _set_end(run, task, base, first, deps, last, own)
+        if run.task_rows[row + 1] != 0:
+            fetch_row(run, run.task_rows[row + 1], later, 8)
+        elif run.task_draws[row + 1] != 0:
+            fetch_row(run, run.task_draws[row + 1], later, 4)
+    _set_end(run, task, base, first, deps, last, _durations(run, row, microbatch))
     if kind == COMPUTE:
         run.process_compute[process] = task
     elif kind == SHARDING:
@@ -409,6 +412,17 @@ def _task(run: Run, process: int) -> bool:
         run.process_state[process] = TRANSFER
         return begin_transfer(run, process, task, row, microbatch)
     return _left(run, process)
+
+
+@compiled
+def _durations(run: Run, row: int, microbatch: int) -> Vector:
+    """Nanoseconds of the members in a task at a row of the template tables: from memory, or worked out."""
+    if run.task_rows[row] != 0:
+        return row_of(ints_at(run.task_rows[row]), microbatch, run.members)
+    fixed_s, row_s, cv = run.task_fixed_s[row], run.task_row_s[row], run.task_cv[row]
+    load, draws, clock = run.task_received[row], run.task_draws[row], run.task_clock[row]
+    phase_row(run.durations, fixed_s, row_s, load, draws, clock, cv, microbatch, run.members)
+    return run.durations
 
 
 @compiled

@@ -53,7 +53,7 @@ def test_a_table_holds_what_a_walk_over_all_steps_finds(toy: Toy, name: str) -> 
     payloads = [tasks[n][1].transfer.payload_ns[micro[n]] for n in transfers]  # type: ignore[union-attr]
     assert table.transfers.payload_ns().tolist() == payloads
     compute = [
-        sum(float(step.code.compute_ns[side][step.microbatches[side]]) for side in (0, 1)
+        sum(float(step.code.part.compute_ns[side][step.microbatches[side]]) for side in (0, 1)
             if step.microbatches[side] >= 0)
         for step in steps
     ]  # fmt: skip
@@ -71,7 +71,7 @@ def test_breakdowns_are_sums_in_the_order_of_the_actions(toy: Toy, name: str) ->
             span = float((record.end - record.start).mean())
             forward += span if code.kind == "F" else 0.0
             backward += span if code.kind in ("B", "I") else 0.0
-            busy = sum(float(code.compute_ns[side][micro[side]]) for side in (0, 1) if micro[side] >= 0)
+            busy = sum(float(code.part.compute_ns[side][micro[side]]) for side in (0, 1) if micro[side] >= 0)
             exposed += span - busy + float((record.free - record.end).mean())
         assert row.forward == forward / 1e9
         assert row.backward_input == backward / 1e9
