@@ -226,7 +226,8 @@ def _later(program: Program, ns: int) -> Program:
     step = program.ranks[0][0]
     first = step.code.tasks[0]
     tasks = (first._replace(compute=PhaseRows.of(first.rows_ns + ns)), *step.code.tasks[1:])
-    steps = (step._replace(code=replace(step.code, tasks=tasks)), *program.ranks[0][1:])
+    part = replace(step.code.part, tasks=tasks)
+    steps = (step._replace(code=replace(step.code, tasks=tasks, part=part)), *program.ranks[0][1:])
     return replace(program, ranks=(steps, *program.ranks[1:]))
 
 
