@@ -143,7 +143,7 @@ class PhaseRows:
         formula: Formula | None = None,
         arrays: tuple[Any, ...] = (),
     ) -> None:
-        """`make`: the read-only numbers and figures of them; `arrays`: those behind the formula's addresses."""
+        """`make`: gives read-only numbers and figures of them; `arrays`: those that `formula` needs."""
         self.nbytes = 8 * shape[0] * shape[1]
         self.formula, self._make, self._arrays = formula, make, arrays
         self._figures: dict[Hashable, IntArray] = {}

@@ -173,7 +173,7 @@ class TaskDurations:
     ) -> PhaseRows:
         """A phase whose durations are worked out when they are read, or now if they may be unusual."""
         fixed_s, row_s, v = price.fixed_s, price.row_s, self.variation
-        arrays: tuple[AnyArray | None, ...]
+        arrays: tuple[FloatArray | SingleArray | None, ...]
         load, cv = None if number is None else v.loads[number], v.jitter_cv
         formula, arrays = None, (load,)
         if isinstance(cv, float) and min(fixed_s, row_s, self.loads.least) >= 0.0:
@@ -181,16 +181,24 @@ class TaskDurations:
             longest_s = (fixed_s + row_s * rows) * (1.0 + MOST_DEVIATIONS * cv) * self._slowest_clock
             if longest_s * self.shape[1] <= LONGEST_PHASE_S and (load is None or load.flags.c_contiguous):
                 arrays = load, *self._noise(place)
-                formula = Formula(fixed_s, row_s, *(0 if a is None else _address(a) for a in arrays), cv)
+                places = [0 if array is None else _address(array) for array in arrays]
+                formula = Formula(fixed_s, row_s, places[0], places[1], places[2], cv)
         phase = PhaseRows(
-            self.shape, lambda: _ROWS.get(key, lambda: self._rows(place, load, formula, price)), formula, arrays
+            self.shape,
+            lambda: _ROWS.get(key, lambda: self._rows(place, load, formula, price)),
+            formula,
+            arrays,
         )
         if formula is None:
             assert phase.ns.size  # which raises the error of a duration that is none
         return phase
 
     def _rows(
-        self, place: tuple[int, int, Phase], load: FloatArray | None, formula: Formula | None, price: PhaseCost
+        self,
+        place: tuple[int, int, Phase],
+        load: FloatArray | None,
+        formula: Formula | None,
+        price: PhaseCost,
     ) -> Rows:
         """Eq. E1 with the factors of the members, rounded to nanoseconds."""
         if self.faster is not None and formula is not None:

@@ -165,7 +165,8 @@ def _order(key: SameObject[tuple[tuple[Step, ...], ...]], n_stages: int) -> tupl
     done = Counter(rank_of[number] for number, _ in ordered)
     numbers: dict[tuple[tuple[Kind, int], ...], int] = {}
     kind_of = [numbers.setdefault(tuple((a.kind, a.stage) for a in own), len(numbers)) for own in flat]
-    return StepOrder(tuple(ordered), tuple(numbers), tuple(kind_of)), tuple(done[rank] for rank in range(len(ranks)))
+    order = StepOrder(tuple(ordered), tuple(numbers), tuple(kind_of))
+    return order, tuple(done[rank] for rank in range(len(ranks)))
 
 
 def unit_times(schedule: Schedule, durations: Durations | None = None) -> Times:

@@ -114,7 +114,7 @@ def test_a_transfer_that_waits_for_no_task_is_ready_when_its_action_starts(toy: 
 
 
 def test_durations_are_worked_out_when_they_are_read_and_their_figures_once() -> None:
-    made = []
+    made: list[int] = []
 
     def make() -> tuple[IntArray, dict[Hashable, IntArray]]:
         made.append(len(made))

@@ -49,8 +49,8 @@ def test_durations_and_their_figures_are_those_of_numpy(
     load = draw.exponential(size=shape) if loaded else None
     draws = draw.standard_normal(shape, dtype=np.float32) if varied else None
     clock = draw.uniform(0.8, 1.2, shape)
-    addresses = [0 if a is None else a.__array_interface__["data"][0] for a in (load, draws, clock)]
-    found = phases().phase_rows(Formula(fixed_s, row_s, *addresses, cv), shape)
+    places = [0 if a is None else a.__array_interface__["data"][0] for a in (load, draws, clock)]
+    found = phases().phase_rows(Formula(fixed_s, row_s, places[0], places[1], places[2], cv), shape)
     noise = np.ones(shape) if draws is None else np.maximum(draws.astype(np.float64) * cv + 1.0, 0.0)
     expected = np.broadcast_to(rows(fixed_s, row_s, load, noise * clock), shape).astype(np.int64)
     for own, right in zip(found, (expected, expected.max(axis=1), expected.sum(axis=1)), strict=True):
