@@ -140,7 +140,6 @@ class TaskDurations:
         key = array_key(variation.loads), array_key(variation.node_loads)
         self.loads = _LOADS.get(key, lambda: _loads(variation))
         self.stage_tokens = self._tokens(stages)
-        self.faster = _faster
         self._clocks: dict[int, FloatArray] = {}
 
     def _tokens(self, stages: int) -> list[object]:
@@ -201,8 +200,8 @@ class TaskDurations:
         price: PhaseCost,
     ) -> Rows:
         """Eq. E1 with the factors of the members, rounded to nanoseconds."""
-        if self.faster is not None and formula is not None:
-            rows_ns, slowest, total = self.faster.phase_rows(formula, self.shape)
+        if _faster is not None and formula is not None:
+            rows_ns, slowest, total = _faster.phase_rows(formula, self.shape)
             return read_only(rows_ns), {"slowest": slowest, "total": total}
         fixed_s, row_s = price.fixed_s, price.row_s
         factor = self._factor(place) if fixed_s + row_s > 0.0 else 1.0
@@ -293,8 +292,8 @@ class TaskDurations:
             node_load = self._even if routed is None else self.variation.node_loads[routed]
             loads = None if routed is None else (node_load, load)
             whole = loads is None or all(a.flags.c_contiguous and a.shape == self.shape for a in loads)
-            if self.faster is not None and whole and slow == (1.0, 1.0) and least >= 0.0:
-                figures = self.faster.payloads(cost.nic_s, cost.scale_up_s, loads, self.shape)
+            if _faster is not None and whole and slow == (1.0, 1.0) and least >= 0.0:
+                figures = _faster.payloads(cost.nic_s, cost.scale_up_s, loads, self.shape)
                 if figures is not None:
                     return read_only(figures[0]), read_only(figures[1])
             seconds = payload_seconds((cost.nic_s, node_load), (cost.scale_up_s, load), (nic, scale_up))
