@@ -281,7 +281,7 @@ class CalibrationProfile(PlainPart):
         return self
 
     _shifted_from: tuple[CalibrationProfile, frozenset[str]] | None = PrivateAttr(None)
-    """The profile before entries were shifted within their errors, and their ids; rates may lie above a peak."""
+    """The profile before entries were shifted within their errors, with their ids; rates may pass a peak."""
 
     def entries(self) -> Iterator[Entry]:
         """Every entry, in look-up order within its kind."""

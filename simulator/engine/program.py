@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.cost.formulas import payload_seconds
 from moesim.simulator.cost.table import CostTable, PhaseCost, TransferCost
 from moesim.simulator.engine.link_map import Demand, LinkMap
 from moesim.simulator.model.operator import BlockKind, Phase
@@ -92,8 +93,9 @@ class TransferRows(NamedTuple):
     launch_ns: int
     payload_ns: FloatArray
     """Payload of the slowest member, alone on its links, per micro-batch."""
-    member_ns: IntArray
-    """Payload of each member, alone on its links [micro-batches, members]."""
+    given_ns: IntArray | None
+    """Payload of each member, alone on its links [micro-batches, members]; None: that of `cost` at the loads,
+    which the compiled engine works out as it needs it."""
     cost: TransferCost
     demand: Demand | None
     """Links and bytes, where they are the same for every micro-batch."""
@@ -101,6 +103,25 @@ class TransferRows(NamedTuple):
     """Relative received rows [micro-batches, members]; a single row where routing does not matter."""
     node_load: FloatArray
     """`load` averaged over the members of a node."""
+
+    def member_row_ns(self, microbatch: int) -> IntArray:
+        """Payload of each member in a micro-batch, alone on its links."""
+        if self.given_ns is not None:
+            return np.asarray(self.given_ns[microbatch])
+        row = microbatch % len(self.load)
+        return self._at(self.node_load[row], self.load[row])
+
+    @property
+    def member_ns(self) -> IntArray:
+        """Payload of each member, alone on its links [micro-batches, members]."""
+        if self.given_ns is not None:
+            return self.given_ns
+        shape = len(self.payload_ns), self.load.shape[1]
+        return np.broadcast_to(self._at(self.node_load, self.load), shape)
+
+    def _at(self, node_load: FloatArray, load: FloatArray) -> IntArray:
+        seconds = payload_seconds((self.cost.nic_s, node_load), (self.cost.scale_up_s, load))
+        return np.rint(seconds * NS).astype(np.int64)
 
 
 class Formula(NamedTuple):

@@ -28,6 +28,7 @@ from moesim.simulator.engine.program import (
     slowest_draws,
     whole_ns,
 )
+from moesim.simulator.engine.task_table import most_loaded
 from moesim.simulator.model.operator import Phase
 from moesim.simulator.schedules import Schedule
 
@@ -36,8 +37,9 @@ LOAD_TOLERANCE = 1e-9
 
 Rows = tuple[IntArray, dict[Hashable, IntArray]]
 """Nanoseconds [micro-batches, members] of a compute phase, and figures that were computed with them."""
-Payload = tuple[FloatArray, IntArray]
-"""Nanoseconds of a payload: the slowest member's for every micro-batch, and each member's."""
+Payload = tuple[FloatArray, IntArray | None]
+"""Nanoseconds of a payload: the slowest member's for every micro-batch, and each member's unless they follow
+from the loads."""
 
 _TOKENS: BoundedCache[object] = BoundedCache(100_000)
 """An object for every long key, so that the keys made from it are short."""
@@ -46,7 +48,9 @@ _FACTORS: BoundedCache[FloatArray] = BoundedCache(64_000_000, lambda factor: fac
 _PHASES: BoundedCache[PhaseRows] = BoundedCache(128_000_000, lambda phase: phase.nbytes)
 """Phases by all that their durations depend on, limited by the bytes that these take where they are read."""
 _ROWS: BoundedCache[Rows] = BoundedCache(128_000_000, lambda rows: rows[0].nbytes)
-_PAYLOADS: BoundedCache[Payload] = BoundedCache(32_000_000, lambda own: own[0].nbytes + own[1].nbytes)
+_PAYLOADS: BoundedCache[Payload] = BoundedCache(
+    32_000_000, lambda own: own[0].nbytes + (0 if own[1] is None else own[1].nbytes)
+)
 
 
 MOST_DEVIATIONS = 40.0
@@ -81,7 +85,7 @@ class CompiledPhases:
     """The same durations as `TaskDurations` computes with NumPy, by compiled code, which is faster."""
 
     native: Any
-    """The compiled functions `fill_rows` and `fill_payloads`, which take addresses."""
+    """The compiled function `fill_rows`, which takes addresses."""
 
     def phase_rows(self, formula: Formula, shape: tuple[int, int]) -> tuple[IntArray, IntArray, IntArray]:
         """Nanoseconds [micro-batches, members] of a phase, and their largest and sum by micro-batch."""
@@ -89,27 +93,6 @@ class CompiledPhases:
         rows, figures = np.empty(shape, np.int64), np.empty((2, microbatches), np.int64)
         self.native.fill_rows(*formula, microbatches, members, _address(rows), _address(figures))
         return rows, figures[0], figures[1]
-
-    def payloads(
-        self,
-        nic_s: float,
-        scale_up_s: float,
-        loads: tuple[FloatArray, FloatArray] | None,
-        shape: tuple[int, int],
-    ) -> Payload | None:
-        """Nanoseconds of a payload: the longest of each micro-batch, not rounded, and those of all members.
-
-        `loads`: contiguous arrays of that shape, averaged over a node and by member, or None for 1. None
-        where some duration is no usual one.
-        """
-        microbatches, members = shape
-        results = np.empty(microbatches * (members + 1), np.int64)
-        node_load, load = (0, 0) if loads is None else map(_address, loads)
-        out = _address(results)
-        if not self.native.fill_payloads(nic_s, scale_up_s, node_load, load, microbatches, members, out):
-            return None
-        rows = microbatches * members
-        return results[rows:].view(np.float64), results[:rows].reshape(shape)
 
 
 def _address(array: np.ndarray[Any, Any]) -> int:
@@ -264,20 +247,22 @@ class TaskDurations:
 
         `routed`: number of its block among those with routed experts, if the load decides the bytes.
         """
-        variation = self.variation
-        payload_ns, member_ns = self._payload(rank, phase, routed, cost)
-        return TransferRows(
-            round(cost.launch_s * NS),
-            payload_ns,
-            member_ns,
-            cost,
-            self.link_map.uniform(rank, phase, cost) if routed not in self.loads.dropping else None,
-            self._even if routed is None else variation.loads[routed],
-            self._even if routed is None else variation.node_loads[routed],
-        )
+        load = self._even if routed is None else self.variation.loads[routed]
+        node_load = self._even if routed is None else self.variation.node_loads[routed]
+        payload_ns, given_ns = self._payload(rank, phase, routed, cost, node_load, load)
+        demand = self.link_map.uniform(rank, phase, cost) if routed not in self.loads.dropping else None
+        return TransferRows(round(cost.launch_s * NS), payload_ns, given_ns, cost, demand, load, node_load)
 
-    def _payload(self, rank: int, phase: Phase, routed: int | None, cost: TransferCost) -> Payload:
-        """Payload in ns of the slowest member and of each member (eq. E2)."""
+    def _payload(
+        self,
+        rank: int,
+        phase: Phase,
+        routed: int | None,
+        cost: TransferCost,
+        node_load: FloatArray,
+        load: FloatArray,
+    ) -> Payload:
+        """Payload in ns of the slowest member, and of each unless it follows from the loads (eq. E2)."""
         nic, scale_up = self.link_map.slowness(rank, phase)
         slow = (
             nic if isinstance(nic, float) else array_key(nic),
@@ -288,14 +273,17 @@ class TaskDurations:
         key = (load_key, self.shape, cost.nic_s, cost.scale_up_s, slow)
 
         def payload() -> Payload:
-            load = self._even if routed is None else self.variation.loads[routed]
-            node_load = self._even if routed is None else self.variation.node_loads[routed]
-            loads = None if routed is None else (node_load, load)
-            whole = loads is None or all(a.flags.c_contiguous and a.shape == self.shape for a in loads)
-            if _faster is not None and whole and slow == (1.0, 1.0) and least >= 0.0:
-                figures = _faster.payloads(cost.nic_s, cost.scale_up_s, loads, self.shape)
-                if figures is not None:
-                    return read_only(figures[0]), read_only(figures[1])
+            if (
+                slow == (1.0, 1.0)
+                and least >= 0.0
+                and load.flags.c_contiguous
+                and node_load.flags.c_contiguous
+            ):
+                # The slowest member of a hop is the most loaded one.
+                most = most_loaded(node_load), most_loaded(load)
+                slowest = payload_seconds((cost.nic_s, most[0]), (cost.scale_up_s, most[1]))
+                if float(slowest.max(initial=0.0)) <= LONGEST_PHASE_S:
+                    return read_only(np.array(np.broadcast_to(slowest * NS, self.shape[:1]))), None
             seconds = payload_seconds((cost.nic_s, node_load), (cost.scale_up_s, load), (nic, scale_up))
             each = np.ascontiguousarray(np.broadcast_to(seconds, self.shape))
             slowest = each.max(axis=1)

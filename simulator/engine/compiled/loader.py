@@ -45,7 +45,6 @@ class NativeCode(NamedTuple):
     start: Call
     advance: Call
     fill_rows: Call
-    fill_payloads: Call
 
 
 class CannotCompileError(RuntimeError):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from moesim.simulator.engine.compiled.links import end_flow
 from moesim.simulator.engine.compiled.memory import (
     ARRIVED,
@@ -18,7 +16,6 @@ from moesim.simulator.engine.compiled.memory import (
     Run,
     as_run,
     compiled,
-    floats_at,
     ints_at,
     largest,
     phase_row,
@@ -38,7 +35,6 @@ from moesim.simulator.engine.compiled.ranks import (
     launch_send,
 )
 from moesim.simulator.engine.compiled.state import ERROR, EVENTS
-from moesim.simulator.engine.program import LONGEST_PHASE_S, NS
 
 # -- the event loop --------------------------------------------------------------------------------
 
@@ -158,30 +154,3 @@ def fill_rows(
         ints_at(figures)[microbatch] = largest(row, members)
         ints_at(figures)[microbatches + microbatch] = total_of(row, members)
     return 0
-
-
-@compiled
-def fill_payloads(
-    nic_s: float, scale_up_s: float, node_load: int, load: int, microbatches: int, members: int, out: int
-) -> int:
-    """Write nanoseconds [micro-batches, members] of a payload (eq. E2), and its longest by micro-batch.
-
-    `node_load`, `load`: addresses of relative rows through both hops, which are 1 for the address 0. `out`:
-    that of the results, one after the other; the longest are floating-point numbers that are not rounded.
-    Returns 0 where some duration is none or is too long for a phase, else 1.
-    """
-    outer, inner = floats_at(node_load), floats_at(load)
-    results, longest = ints_at(out), floats_at(out)
-    usual = True
-    for microbatch in range(microbatches):
-        first = microbatch * members
-        most = 0.0
-        for place in range(first, first + members):
-            out_s = nic_s * outer[place] if node_load != 0 else nic_s
-            up_s = scale_up_s * inner[place] if load != 0 else scale_up_s
-            usual &= out_s <= LONGEST_PHASE_S and up_s <= LONGEST_PHASE_S  # not so for NaN either
-            seconds = max(out_s, up_s)
-            results[place] = int(np.rint(seconds * NS))
-            most = max(most, seconds)
-        longest[microbatches * members + microbatch] = most * NS
-    return 1 if usual else 0

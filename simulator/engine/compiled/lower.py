@@ -124,7 +124,7 @@ class _Lowering:
     """Number of the transfer of each task; that of a compute task is 0, a row of zeros."""
     transfers: dict[tuple[int, int, bool, str], int] = field(default_factory=dict)
     transfer_rows: list[tuple[int, ...]] = field(default_factory=lambda: [(COMPUTE,) * 10])
-    transfer_bytes: list[tuple[float, float]] = field(default_factory=lambda: [(0.0, 0.0)])
+    transfer_numbers: list[tuple[float, ...]] = field(default_factory=lambda: [(0.0,) * 4])
 
     def templates(self, program: Program, table: ActionTable) -> int:
         """Write down the templates of a program; return the number of the first."""
@@ -164,22 +164,22 @@ class _Lowering:
         if number < len(self.transfer_rows):
             return number
         demand, first_row, pattern, per_peer = self._demand(program, rank, task, transfer)
-        by_load = demand == BY_PATTERN
+        given, cost = transfer.given_ns, transfer.cost
         self.transfer_rows.append(
             (
                 SHARDING if task.stream == "sharding" else COMMUNICATION,
                 transfer.launch_ns,
                 self._address(transfer.payload_ns, np.float64),
-                self._address(transfer.member_ns, np.int64),
+                0 if given is None else self._address(given, np.int64),
                 demand,
                 first_row,
                 pattern,
-                self._address(transfer.load, np.float64) if by_load else 0,
-                self._address(transfer.node_load, np.float64) if by_load else 0,
+                self._address(transfer.load, np.float64),
+                self._address(transfer.node_load, np.float64),
                 len(transfer.load),
             )
         )
-        self.transfer_bytes.append(per_peer)
+        self.transfer_numbers.append((cost.nic_s, cost.scale_up_s, *per_peer))
         return number
 
     def _demand(
@@ -241,11 +241,12 @@ class _Lowering:
         code = np.array(self.codes, dtype=np.int64).reshape(-1, 5)
         which = np.array(self.transfer_of, dtype=np.int64)
         task = np.array(self.transfer_rows, dtype=np.int64).T
-        per_peer = np.array(self.transfer_bytes, dtype=np.float64).T
+        numbers = np.array(self.transfer_numbers, dtype=np.float64).T
         names = (
             *("task_kind", "task_launch", "task_payload", "task_member", "task_demand", "task_first_row"),
             *("task_pattern", "task_load", "task_node_load", "task_load_rows"),
         )
+        number_names = "task_nic_s", "task_scale_up_s", "task_nic_bytes", "task_scale_up_bytes"
         code_names = (
             *("code_forward_out", "code_backward_out", "code_posts_forward", "code_posts_backward"),
             "code_takes_gradient",
@@ -268,8 +269,7 @@ class _Lowering:
             "task_rows": _ints(self.rows),
             **dict(zip(("task_fixed_s", "task_row_s", "task_cv"), formulas, strict=True)),
             **dict(zip(("task_received", "task_draws", "task_clock"), arrays, strict=True)),
-            "task_nic_bytes": per_peer[0][which],
-            "task_scale_up_bytes": per_peer[1][which],
+            **dict(zip(number_names, (row[which] for row in numbers), strict=True)),
             "row_demand": np.array(self.row_demands, dtype=np.int64),
             "demand_first": _starts([len(demand.links) for demand in demands]),
             "demand_links": _ints([demand.links for demand in demands]),

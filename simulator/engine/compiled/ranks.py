@@ -12,6 +12,8 @@ from moesim.simulator.engine.compiled.memory import (
     INPUT,
     LAUNCH,
     RESUME,
+    ROUNDED,
+    ROUNDING,
     SENT,
     START,
     Run,
@@ -54,6 +56,7 @@ from moesim.simulator.engine.compiled.state import (
     TASKS,
     TRANSFER,
 )
+from moesim.simulator.engine.program import NS
 
 # -- transfers and sends ---------------------------------------------------------------------------
 
@@ -75,7 +78,10 @@ def begin_transfer(run: Run, actor: int, task: int, row: int, microbatch: int) -
     run.last_member[task] = first_with(ready, meet)
     run.ready_total[task] = total_of(ready, run.members)
     run.actor_task[actor] = task
-    fetch_row(run, run.task_member[row], microbatch, 8)
+    if run.task_member[row] != 0:
+        fetch_row(run, run.task_member[row], microbatch, 8)
+    else:
+        fetch_row(run, run.task_load[row], microbatch % run.task_load_rows[row], 8)
     wait = meet + run.task_launch[row] - run.counters[NOW]
     if wait > 0:
         run.actor_stage[actor] = AT_LAUNCH
@@ -160,14 +166,34 @@ def _end_transfer(run: Run, actor: int, row: int, microbatch: int) -> None:
     run.actor_stage[actor] = IDLE
     run.finishes[task] = now
     alone = floats_at(run.task_payload[row])[microbatch]
-    ends = row_of(ints_at(run.task_member[row]), microbatch, run.members)
-    clock = clock_of(run, task)
+    ends, clock = _payloads(run, row, microbatch), clock_of(run, task)
     if now - begin != int(np.rint(alone)):  # other flows shared its links: stretch every member alike
         stretch = (now - begin) / alone
         for m in range(run.members):
             clock[m] = int(np.rint(ends[m] * stretch)) + begin
     else:
         copy_shifted(clock, ends, begin, run.members)
+
+
+@compiled
+def _payloads(run: Run, row: int, microbatch: int) -> Vector:
+    """Nanoseconds of the payload of each member, alone on its links: from memory, or worked out (eq. E2)."""
+    if run.task_member[row] != 0:
+        return row_of(ints_at(run.task_member[row]), microbatch, run.members)
+    at = microbatch % run.task_load_rows[row]
+    load = row_of(floats_at(run.task_load[row]), at, run.members)
+    node_load = row_of(floats_at(run.task_node_load[row]), at, run.members)
+    nic_s, scale_up_s, ends, seconds = (
+        run.task_nic_s[row],
+        run.task_scale_up_s[row],
+        run.durations,
+        floats_at(run.durations),
+    )
+    for m in range(run.members):
+        seconds[m] = max(nic_s * node_load[m], scale_up_s * load[m]) * NS + ROUNDING
+    for m in range(run.members):
+        ends[m] -= ROUNDED
+    return ends
 
 
 @compiled

@@ -49,7 +49,8 @@ class Tables(NamedTuple):
     `task_payload`, `task_member`, `task_load` and `task_node_load` are memory addresses of [micro-batches,
     members] arrays (of payloads [micro-batches]), so that no duration is copied. Where `task_rows` is 0, the
     loop works durations out from the task's `Formula`: `task_fixed_s`, `task_row_s`, `task_cv`, and the
-    addresses `task_received` (relative rows), `task_draws` and `task_clock`. `demand_*`: links and bytes
+    addresses `task_received` (relative rows), `task_draws` and `task_clock`; where `task_member` is 0, a
+    payload from `task_nic_s`, `task_scale_up_s` and both loads. `demand_*`: links and bytes
     of every constant demand, row by row. `pattern_*`: exchange patterns; link n of all patterns carries
     entries `pattern_link_first[n]` to `pattern_link_first[n + 1]`, each a share of what a member receives
     over the scale-out hop (source = member) or the scale-up hop (source = members + member). `pair_*` [group,
@@ -86,6 +87,8 @@ class Tables(NamedTuple):
     task_demand: IntArray
     task_first_row: IntArray
     task_pattern: IntArray
+    task_nic_s: FloatArray
+    task_scale_up_s: FloatArray
     task_nic_bytes: FloatArray
     task_scale_up_bytes: FloatArray
     task_load: IntArray

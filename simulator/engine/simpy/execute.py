@@ -213,7 +213,7 @@ class _GroupRun:
                 )
             yield from self.links.transfer(demand, alone)
         finish = record.finishes[number] = int(env.now)
-        end = transfer.member_ns[mb]
+        end = transfer.member_row_ns(mb)
         if finish - begin != round(alone):  # other flows shared its links: stretch every member alike
             end = np.rint(end * ((finish - begin) / alone)).astype(np.int64)
         record.ends[number] = end + begin

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.formulas import payload_seconds
-from moesim.simulator.cost.table import PhaseCost
+from moesim.simulator.cost.table import PhaseCost, TransferCost
 from moesim.simulator.engine.compiled import loader
 from moesim.simulator.engine.link_map import FoldedLinkMap
 from moesim.simulator.engine.program import LONGEST_PHASE_S, NS, Formula, MemberVariation
@@ -58,26 +58,32 @@ def test_durations_and_their_figures_are_those_of_numpy(
 
 
 @given(SECONDS, SECONDS, st.booleans(), st.integers(0, 2**32 - 1))
-def test_payloads_are_those_of_numpy(nic_s: float, scale_up_s: float, loaded: bool, seed: int) -> None:
+def test_payloads_follow_from_the_loads(nic_s: float, scale_up_s: float, loaded: bool, seed: int) -> None:
     shape = 1 + seed % 7, 1 + seed % 13
     draw = np.random.default_rng(seed)
-    loads = (draw.exponential(size=shape), draw.exponential(size=shape)) if loaded else None
-    node_load, load = loads or (np.ones(shape), np.ones(shape))
-    seconds = payload_seconds((nic_s, node_load), (scale_up_s, load))
-    figures = phases().payloads(nic_s, scale_up_s, loads, shape)
-    assert figures is not None
-    np.testing.assert_array_equal(figures[0], seconds.max(axis=1) * NS)
-    np.testing.assert_array_equal(figures[1], np.rint(seconds * NS).astype(np.int64))
+    node_load, load = (draw.exponential(size=(1, *shape)) for _ in range(2))
+    variation = MemberVariation(np.ones((1, shape[1])), load, node_load, 0.0, seed=1)
+    made = TaskDurations(build("gpipe", 1, shape[0]), 1, variation, FoldedLinkMap(1, 1.0, 1.0, False), 0)
+    cost = TransferCost(1e-6, nic_s, scale_up_s, 1e6, 1e6)
+    found = made.transfer(0, "dispatch F", 0 if loaded else None, cost)
+    loads = (node_load[0], load[0]) if loaded else (np.ones(shape), np.ones(shape))
+    seconds = payload_seconds((nic_s, loads[0]), (scale_up_s, loads[1]))
+    assert found.given_ns is None
+    np.testing.assert_array_equal(found.payload_ns, seconds.max(axis=1) * NS)
+    np.testing.assert_array_equal(found.member_ns, np.rint(seconds * NS).astype(np.int64))
+    each = [found.member_row_ns(microbatch) for microbatch in range(shape[0])]
+    np.testing.assert_array_equal(found.member_ns, each)
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 1.01 * LONGEST_PHASE_S])
 @pytest.mark.parametrize("hop", [0, 1])
-def test_a_payload_that_is_none_is_left_to_the_checks(wrong: float, hop: int) -> None:
-    loads = np.ones((2, 3)), np.ones((2, 3))
-    loads[hop][1, 1] = wrong
-    assert phases().payloads(1.0, 1.0, loads, (2, 3)) is None
-    loads[hop][1, 1] = 1.0
-    assert phases().payloads(1.0, 1.0, loads, (2, 3)) is not None
+def test_a_payload_that_is_none_is_refused(wrong: float, hop: int) -> None:
+    loads = np.ones((1, 2, 3)), np.ones((1, 2, 3))
+    loads[hop][0, 1, 1] = wrong
+    variation = MemberVariation(np.ones((1, 3)), loads[0], loads[1], 0.0, seed=1)
+    made = TaskDurations(build("gpipe", 1, 2), 1, variation, FoldedLinkMap(1, 1.0, 1.0, False), 0)
+    with pytest.raises((InputError, OverflowError)):
+        made.transfer(0, "dispatch F", 0, TransferCost(1e-6, 1.0, 1.0, 1e6, 1e6))
 
 
 def durations(clock: float) -> TaskDurations:
