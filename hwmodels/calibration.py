@@ -280,8 +280,8 @@ class CalibrationProfile(PlainPart):
             seen.add(entry.id)
         return self
 
-    _shifted_from: tuple[CalibrationProfile, str] | None = PrivateAttr(None)
-    """The profile before an entry was shifted within its error, and its id; rates may lie above a peak."""
+    _shifted_from: tuple[CalibrationProfile, frozenset[str]] | None = PrivateAttr(None)
+    """The profile before entries were shifted within their errors, with their ids; rates may pass a peak."""
 
     def entries(self) -> Iterator[Entry]:
         """Every entry, in look-up order within its kind."""

@@ -173,14 +173,14 @@ def operators_seconds(
 def _seconds_of_each(
     index: _Index, operators: tuple[Operator, ...], context: SmContext
 ) -> tuple[OperatorCost, ...]:
-    """Prices in order; where one entry of the profile was shifted, only those that depend on it are new."""
+    """Prices in order; where entries of the profile were shifted, only those that depend on them are new."""
     if index.profile._shifted_from is None:
         return tuple([_seconds_on(index, op, context) for op in operators])
-    profile, entry = index.profile._shifted_from
+    profile, entries = index.profile._shifted_from
     before = operators_seconds(operators, index.accelerator, profile, context)
     return tuple(
         [
-            cost if unaffected(cost.depends_on, entry) else _seconds_on(index, op, context)
+            cost if unaffected(cost.depends_on, entries) else _seconds_on(index, op, context)
             for op, cost in zip(operators, before, strict=True)
         ]
     )
@@ -206,9 +206,9 @@ def without_timed_parts(
     return tuple(op for op in operators if op.cls != "attention_pre_post")
 
 
-def unaffected(depends_on: frozenset[str], shifted: str) -> bool:
-    """Whether a price stays the same when the entry `shifted` changes; the empty text is no entry."""
-    return not shifted or (shifted not in depends_on and ANY not in depends_on)
+def unaffected(depends_on: frozenset[str], shifted: frozenset[str]) -> bool:
+    """Whether a price stays the same when the entries `shifted` of its profile change."""
+    return not shifted or (ANY not in depends_on and shifted.isdisjoint(depends_on))
 
 
 COPY, STATED = "copy.local.sm_rate", "permute/sm_rate"

@@ -186,8 +186,8 @@ class Pricer(OfJob):
     """Cached prices of transfers and collectives."""
     _host_calls: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
     """Cached host seconds of operators; they do not depend on rates."""
-    _before: tuple[Pricer, str] | None = field(default=None, repr=False, compare=False)
-    """Pricer of the same GPUs before an entry of its profile was shifted, and its id (empty: none was)."""
+    _before: tuple[Pricer, frozenset[str]] | None = field(default=None, repr=False, compare=False)
+    """Pricer of the same GPUs before entries of its profile were shifted, and their ids."""
 
     @classmethod
     def shared(cls, job: ResolvedJob) -> Pricer:
@@ -208,9 +208,9 @@ class Pricer(OfJob):
         """
         known: M | None = self._moves.get(key)
         if known is None and self._before is not None and self._may_keep_moves:
-            before, entry = self._before
+            before, entries = self._before
             earlier = before._moves.get(key)
-            if earlier is not None and entry not in earlier.evidence.entries:
+            if earlier is not None and entries.isdisjoint(earlier.evidence.entries):
                 known = earlier
         if known is None:
             known = price()
@@ -228,10 +228,12 @@ class Pricer(OfJob):
     def _may_keep_moves(self) -> bool:
         """Whether the evidence of transfers and collectives says which of them stand on what was shifted."""
         assert self._before is not None
-        before, entry = self._before
-        if entry == "":
+        before, entries = self._before
+        if not entries:
             return before.links == self.links
-        return not entry.startswith(LINK_SHARES) and any(entry == e.id for e in self.profile.entries())
+        return not any(id_.startswith(LINK_SHARES) for id_ in entries) and entries <= {
+            entry.id for entry in self.profile.entries()
+        }
 
     def _memo(self, mode: Mode) -> PhaseMemo:
         return self._alone if mode == "alone" else self._paired
@@ -244,12 +246,12 @@ class Pricer(OfJob):
         If the compute units stay and one entry of the profile is shifted, phases that do not depend on that
         entry keep their prices.
         """
-        before = None
+        before: tuple[Pricer, frozenset[str]] | None = None
         if cluster is None or cluster.accelerator is self.cluster.accelerator:
             if profile is None:
-                before = (self, "")
+                before = self, frozenset[str]()
             elif profile._shifted_from is not None and profile._shifted_from[0] is self.profile:
-                before = (self, profile._shifted_from[1])
+                before = self, profile._shifted_from[1]
         job = self.job.with_rates(profile=profile, cluster=cluster)
         return Pricer(job, self._operators, _host_calls=self._host_calls, _before=before)
 
@@ -261,7 +263,7 @@ class Pricer(OfJob):
             replace(self.job, scenario=scenario),
             self._operators,
             _host_calls=self._host_calls,
-            _before=(self, ""),
+            _before=(self, frozenset()),
         )
 
     @property
@@ -498,13 +500,13 @@ class Pricer(OfJob):
         """A phase's price before an entry was shifted on which it does not depend."""
         if self._before is None:
             return None
-        pricer, entry = self._before
+        pricer, shifted = self._before
         memo = pricer._memo(key[2])
         price, entries = memo.phases.get(key), memo.dependencies.get(key)
         if price is not None and entries is None:
             depends = (cost.depends_on for cost in pricer.operator_costs(*key))
             entries = memo.dependencies[key] = frozenset().union(*depends)
-        return price if entries is not None and unaffected(entries, entry) else None
+        return price if entries is not None and unaffected(entries, shifted) else None
 
     def loads(
         self,

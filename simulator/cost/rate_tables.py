@@ -53,6 +53,18 @@ class Basis(NamedTuple):
     """Entries besides `curve_id` whose numbers the time depends on."""
 
 
+class _Transfers(dict[str, TransferCurve]):
+    """Curves of effective bandwidth by id, which are made when one is first read."""
+
+    def __init__(self, profile: CalibrationProfile) -> None:
+        super().__init__()
+        self._measured = {curve.id: curve for curve in profile.curves if curve.used_for}
+
+    def __missing__(self, id_: str) -> TransferCurve:
+        made = self[id_] = TransferCurve(self._measured[id_])
+        return made
+
+
 class RateTables:
     """Look-up tables of one profile for one accelerator."""
 
@@ -74,7 +86,7 @@ class RateTables:
                     self._by_choices.setdefault(use, {}).setdefault(choices, curve)
                 elif choices is None:
                     self._curves.setdefault((use, curve.overlapped), curve)
-        self._transfers = {c.id: TransferCurve(c) for c in profile.curves if c.used_for}
+        self._transfers = _Transfers(profile)
 
     def basis(self, op: Operator, overlapped: bool) -> Basis:
         """Time of an operator; raises InputError without a measurement or prior."""

@@ -12,15 +12,13 @@ from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.cost.evidence import EXPERTS, SENDS, SHARDS, Moved, summed
 from moesim.simulator.cost.table import TransferCost
 from moesim.simulator.engine.link_map import Demand
-from moesim.simulator.engine.program import NS, TRANSFER_STREAMS, Program, hop_targets
+from moesim.simulator.engine.program import NS, TRANSFER_STREAMS, Program, hop_targets, rows_of
 from moesim.simulator.engine.task_table import (
     MoveKey,
     Priced,
     TaskTable,
     TransferTable,
-    member_sums_ns,
     most_loaded,
-    rows_of,
     task_table,
 )
 from moesim.simulator.schedules import step_order
@@ -236,7 +234,7 @@ def _member_sums_ns(table: TaskTable, share: FloatArray) -> FloatArray:
         sides = [rows_of(side) for side in table.actions.microbatches[actions].T]
         tasks = list(table.compute_tasks(group))
         if tasks:
-            sums = np.array([member_sums_ns(task.rows_ns, sides[task.side]) for _, task in tasks])
+            sums = np.array([task.compute.member_sums_ns(sides[task.side]) for _, task in tasks])
             total[rank] += share[[number for number, _ in tasks]] @ sums
     return total
 

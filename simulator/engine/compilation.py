@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from moesim.simulator.common.bounded_cache import BoundedCache, Same, read_only
+from moesim.simulator.common.bounded_cache import BoundedCache, Same
 from moesim.simulator.cost.formulas import busy_share
 from moesim.simulator.cost.table import Mode
 from moesim.simulator.engine.link_map import LinkMap
 from moesim.simulator.engine.program import (
-    NS,
     CompiledTask,
     CompiledTemplate,
     MemberVariation,
     PlacedStep,
     PricedSchedule,
     Program,
+    TemplatePart,
 )
 from moesim.simulator.engine.task_durations import TaskDurations
 from moesim.simulator.model.block import may_route
@@ -27,7 +25,6 @@ from moesim.simulator.schedules import Action, Overlap, Schedule
 from moesim.simulator.schedules.template import (
     EP_PHASES,
     SHARDING_PHASES,
-    WEIGHT_OF,
     ActionKind,
     Stream,
     Template,
@@ -81,7 +78,7 @@ def _outline(step: Action | Overlap) -> StepOutline:
 
 
 @dataclass(frozen=True, slots=True)
-class _TemplatePart:
+class _CompiledPart:
     """A compiled template without its transfers, the same on all pipeline ranks that run it.
 
     `transfers`: position of each transfer task, its number among routed blocks if the load decides its bytes,
@@ -96,11 +93,11 @@ _TOKENS: BoundedCache[object] = BoundedCache(4096)
 """An object for the prices of a block or of a stage, so that the keys made from it are short."""
 
 
-def _part_bytes(part: _TemplatePart) -> int:
-    return sum(task.rows_ns.nbytes for task in part.template.tasks) + 1
+def _part_bytes(part: _CompiledPart) -> int:
+    return sum(task.compute.nbytes for task in part.template.tasks) + 1
 
 
-_PARTS: BoundedCache[_TemplatePart] = BoundedCache(128_000_000, _part_bytes)
+_PARTS: BoundedCache[_CompiledPart] = BoundedCache(128_000_000, _part_bytes)
 """Parts of the scenarios before. Most of their arrays are shared, so that they take less than this."""
 
 
@@ -123,10 +120,9 @@ class _Compiler:
         }
         self.durations = TaskDurations(self.schedule, len(self.blocks), variation, link_map, group)
         self.templates: dict[tuple[int, tuple[ActionKind, int, int]], CompiledTemplate] = {}
-        self.parts: dict[tuple[ActionKind, int, int], _TemplatePart] = {}
+        self.parts: dict[tuple[ActionKind, int, int], _CompiledPart] = {}
         self.price_keys: dict[tuple[BlockKind, bool], Hashable] = {}
         self.side_keys: dict[tuple[int, bool], Hashable] = {}
-        self.zero = np.zeros(self.schedule.microbatches)
 
     def place(self, rank: int, step: StepOutline) -> PlacedStep:
         code = self.templates.get((rank, step[0]))
@@ -148,7 +144,7 @@ class _Compiler:
             tasks[position] = task._replace(transfer=transfer)
         return replace(part.template, tasks=tuple(tasks))
 
-    def _part(self, kind: ActionKind, forward: int, backward: int) -> _TemplatePart:
+    def _part(self, kind: ActionKind, forward: int, backward: int) -> _CompiledPart:
         sides = (forward, backward)
         sets = [[self.phases[k] for k in self.blocks[s]] if s >= 0 else [] for s in sides]
         waits = {"scatters_wait": self.costs.scatters_wait, "gathers_wait": self.costs.gathers_wait}
@@ -189,31 +185,25 @@ class _Compiler:
             self.price_keys[key] = _TOKENS.get((kind, tuple(prices), tuple(moved)), object)
         return self.price_keys[key]
 
-    def _new_part(self, template: Template, sides: tuple[int, int]) -> _TemplatePart:
+    def _new_part(self, template: Template, sides: tuple[int, int]) -> _CompiledPart:
         mode: Mode = "overlapped" if template.on_two_streams else "alone"
         shares = self._busy_shares(template, sides) if template.by_duration else {}
         tasks: list[CompiledTask] = []
         transfers: list[tuple[int, int | None, Mode]] = []
         before: list[int | None] = []
         last: dict[Stream, int] = {}
-        # Sums for the report over all micro-batches at once, averaged over the members.
-        compute, weight = (self.zero.copy(), self.zero.copy()), self.zero.copy()
         for task in template.tasks:
             stage = sides[task.side]
             block_kind = self.blocks[stage][task.block]
             share = shares.get(task.layer_pair, task.overlapped_share)
             price = self.costs.phase(block_kind, task.phase, share)
             routed = self.routed.get((stage, task.block))
-            rows_ns, mean = self.durations.rows((stage, task.block, task.phase), price, routed)
+            rows = self.durations.rows((stage, task.block, task.phase), price, routed)
             stream: Stream = "compute"
             if (block_kind, task.phase, mode) in self.costs.transfer:
                 # The bytes of routed rows depend on the load; those of a parameter gather do not.
                 transfers.append((len(tasks), routed if task.phase in EP_PHASES else None, mode))
                 stream = task.stream
-            else:
-                np.add(compute[task.side], mean - price.exposed_s * NS, out=compute[task.side])
-                if task.phase in WEIGHT_OF:
-                    weight += mean
             before.append(last.get(stream))
             last[stream] = len(tasks)
             tasks.append(
@@ -225,7 +215,7 @@ class _Compiler:
                     task.deps,
                     share,
                     price,
-                    rows_ns,
+                    rows,
                     None,
                     stream,
                 )
@@ -239,10 +229,9 @@ class _Compiler:
             None if late else template.backward_out,
             positions,
             tuple(before),
-            (read_only(compute[0]), read_only(compute[1])),
-            read_only(weight),
+            TemplatePart(tuple(tasks), positions, *self.durations.shape),
         )
-        return _TemplatePart(compiled, tuple(transfers))
+        return _CompiledPart(compiled, tuple(transfers))
 
     def _busy_shares(self, template: Template, stages: tuple[int, int]) -> dict[int, float]:
         """Share of each layer pair's compute that runs beside busy communication SMs (eq. E20)."""

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
+from itertools import chain
+from typing import Any, NamedTuple
+from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.cost.formulas import payload_seconds
 from moesim.simulator.cost.table import CostTable, PhaseCost, TransferCost
 from moesim.simulator.engine.link_map import Demand, LinkMap
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.schedules import Schedule
-from moesim.simulator.schedules.template import OverlapOrder, Stream
+from moesim.simulator.schedules.template import WEIGHT_OF, OverlapOrder, Stream
 
 # -- durations -------------------------------------------------------------------------------------
 
@@ -89,8 +93,9 @@ class TransferRows(NamedTuple):
     launch_ns: int
     payload_ns: FloatArray
     """Payload of the slowest member, alone on its links, per micro-batch."""
-    member_ns: IntArray
-    """Payload of each member, alone on its links [micro-batches, members]."""
+    given_ns: IntArray | None
+    """Payload of each member, alone on its links [micro-batches, members]; None: that of `cost` at the loads,
+    which the compiled engine works out as it needs it."""
     cost: TransferCost
     demand: Demand | None
     """Links and bytes, where they are the same for every micro-batch."""
@@ -98,6 +103,134 @@ class TransferRows(NamedTuple):
     """Relative received rows [micro-batches, members]; a single row where routing does not matter."""
     node_load: FloatArray
     """`load` averaged over the members of a node."""
+
+    def member_row_ns(self, microbatch: int) -> IntArray:
+        """Payload of each member in a micro-batch, alone on its links."""
+        if self.given_ns is not None:
+            return np.asarray(self.given_ns[microbatch])
+        row = microbatch % len(self.load)
+        return self._at(self.node_load[row], self.load[row])
+
+    @property
+    def member_ns(self) -> IntArray:
+        """Payload of each member, alone on its links [micro-batches, members]."""
+        if self.given_ns is not None:
+            return self.given_ns
+        shape = len(self.payload_ns), self.load.shape[1]
+        return np.broadcast_to(self._at(self.node_load, self.load), shape)
+
+    def _at(self, node_load: FloatArray, load: FloatArray) -> IntArray:
+        seconds = payload_seconds((self.cost.nic_s, node_load), (self.cost.scale_up_s, load))
+        return np.rint(seconds * NS).astype(np.int64)
+
+
+class Formula(NamedTuple):
+    """Numbers from which compiled code works out the compute of a phase (eq. E1).
+
+    `load`, `draws` and `clock`: memory addresses of [micro-batches, members] arrays, of relative rows, of
+    32-bit normal draws of run-to-run noise and of time factors; the factors that 0 stands for are 1. `cv`:
+    spread of the noise.
+    """
+
+    fixed_s: float
+    row_s: float
+    load: int
+    draws: int
+    clock: int
+    cv: float
+
+
+MOST_FIGURES = 64
+"""Most figures that are kept of the compute of one phase."""
+
+
+NO_FORMULA = Formula(0.0, 0.0, 0, 0, 0, 0.0)
+"""Stands for a phase without one."""
+
+
+class PhaseRows:
+    """Nanoseconds [micro-batches, members] of a phase's compute, worked out when somebody reads them.
+
+    The compiled engine works out the row of each micro-batch from `formula` instead; the results are equal.
+    Figures of the numbers are kept, the numbers only while somebody, such as a bounded cache, keeps them.
+    """
+
+    __slots__ = ("_arrays", "_figures", "_kept", "_make", "formula", "nbytes")
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        make: Callable[[], tuple[IntArray, dict[Hashable, IntArray]]],
+        formula: Formula | None = None,
+        arrays: tuple[Any, ...] = (),
+    ) -> None:
+        """`make`: gives read-only numbers and figures of them; `arrays`: those that `formula` needs."""
+        self.nbytes = 8 * shape[0] * shape[1]
+        self.formula, self._make, self._arrays = formula, make, arrays
+        self._figures: dict[Hashable, IntArray] = {}
+        self._kept: ref[IntArray] | None = None
+
+    @classmethod
+    def of(cls, rows_ns: IntArray) -> PhaseRows:
+        """Numbers that are there already."""
+        return cls((rows_ns.shape[0], rows_ns.shape[1]), lambda: (rows_ns, {}))
+
+    @property
+    def ns(self) -> IntArray:
+        """The numbers."""
+        kept = None if self._kept is None else self._kept()
+        if kept is None:
+            kept, figures = self._make()
+            self._kept = ref(kept)
+            self._figures |= figures
+        return kept
+
+    @property
+    def slowest_ns(self) -> IntArray:
+        """Duration of the slowest member by micro-batch."""
+        return self._figure("slowest", np.maximum)
+
+    @property
+    def fastest_ns(self) -> IntArray:
+        """Duration of the fastest member by micro-batch."""
+        return self._figure("fastest", np.minimum)
+
+    @property
+    def total_ns(self) -> IntArray:
+        """Sum over members by micro-batch."""
+        return self._figure("total", np.add)
+
+    def member_sums_ns(self, rows: MicrobatchRows) -> IntArray:
+        """Sum over some micro-batches by member."""
+        return self._figure(rows.key, np.add, rows.index)
+
+    def _figure(self, name: Hashable, reduce: np.ufunc, rows: slice | IntArray | None = None) -> IntArray:
+        """Reduction over the members, or where `rows` are given over these."""
+        figure = self._figures.get(name)
+        if figure is None:
+            numbers = self.ns
+            figure = self._figures.get(name)  # which may have come with the numbers
+            if figure is None:
+                if len(self._figures) >= MOST_FIGURES:
+                    self._figures.clear()
+                part, axis = (numbers, 1) if rows is None else (numbers[rows], 0)
+                figure = self._figures[name] = np.asarray(reduce.reduce(part, axis=axis))
+        return figure
+
+
+@dataclass(frozen=True, slots=True)
+class MicrobatchRows:
+    """Some micro-batches as an index of rows (a slice where they follow each other) and as a key."""
+
+    index: slice | IntArray
+    key: bytes
+
+
+def rows_of(microbatches: IntArray) -> MicrobatchRows:
+    """The rows of at least one micro-batch."""
+    first, count = int(microbatches[0]), len(microbatches)
+    in_a_row = bool((microbatches == np.arange(first, first + count)).all())
+    return MicrobatchRows(slice(first, first + count) if in_a_row else microbatches, microbatches.tobytes())
 
 
 class CompiledTask(NamedTuple):
@@ -111,11 +244,79 @@ class CompiledTask(NamedTuple):
     overlapped_share: float | None
     """Share of the task that runs beside busy communication SMs; None outside overlapped pairs."""
     price: PhaseCost
-    rows_ns: IntArray
-    """Compute in nanoseconds [micro-batches, members]; for a transfer, the small kernels before it."""
+    compute: PhaseRows
+    """Compute of every micro-batch and member; for a transfer, the small kernels before it."""
     transfer: TransferRows | None
     stream: Stream = "compute"
     """In-order stream that the task runs on."""
+
+    @property
+    def rows_ns(self) -> IntArray:
+        """Nanoseconds [micro-batches, members] of `compute`."""
+        return self.compute.ns
+
+
+class TemplateColumns(NamedTuple):
+    """The tasks of a template as vectors.
+
+    `side` and `dep_count` [tasks]; `deps`: the tasks before each task, one task after the other. `numbers`:
+    `fixed_s`, `row_s` and `cv` of their formulas [3, tasks]; `addresses`: `load`, `draws` and `clock`
+    [3, tasks]. `without_formula`: positions of the tasks without one.
+    """
+
+    side: IntArray
+    dep_count: IntArray
+    deps: IntArray
+    numbers: FloatArray
+    addresses: IntArray
+    without_formula: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class TemplatePart:
+    """What does not depend on the pipeline rank that runs a template.
+
+    `tasks`: the tasks without the durations of their transfers, whose positions are in `transfers`.
+    """
+
+    tasks: tuple[CompiledTask, ...]
+    transfers: tuple[int, ...]
+    microbatches: int
+    members: int
+
+    @cached_property
+    def columns(self) -> TemplateColumns:
+        """The tasks as vectors."""
+        usual = [task.compute.formula or NO_FORMULA for task in self.tasks]
+        numbers = np.array(usual, dtype=np.float64).reshape(-1, len(Formula._fields)).T
+        addresses = np.array([own[2:5] for own in usual], dtype=np.int64).reshape(-1, 3).T
+        return TemplateColumns(
+            np.array([task.side for task in self.tasks], dtype=np.int64),
+            np.array([len(task.deps) for task in self.tasks], dtype=np.int64),
+            np.array(list(chain.from_iterable(task.deps for task in self.tasks)), dtype=np.int64),
+            numbers[[0, 1, 5]],
+            addresses,
+            tuple(number for number, task in enumerate(self.tasks) if task.compute.formula is None),
+        )
+
+    @cached_property
+    def compute_ns(self) -> tuple[FloatArray, FloatArray]:
+        """Compute of each side per micro-batch, averaged over members, without exposed collectives."""
+        sides = np.zeros(self.microbatches), np.zeros(self.microbatches)
+        for number, task in enumerate(self.tasks):
+            if number not in self.transfers:
+                mean = task.compute.total_ns / self.members
+                np.add(sides[task.side], mean - task.price.exposed_s * NS, out=sides[task.side])
+        return sides
+
+    @cached_property
+    def weight_ns(self) -> FloatArray:
+        """Weight-gradient part of that compute (backward side)."""
+        weight = np.zeros(self.microbatches)
+        for number, task in enumerate(self.tasks):
+            if number not in self.transfers and task.phase in WEIGHT_OF:
+                weight += task.compute.total_ns / self.members
+        return weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +333,8 @@ class CompiledTemplate:
     """Positions of the transfer tasks."""
     before: tuple[int | None, ...]
     """Position of the previous task on the stream of each task; None for the first."""
-    compute_ns: tuple[FloatArray, FloatArray]
-    """Compute of each side per micro-batch, averaged over the members, without exposed collectives."""
-    weight_ns: FloatArray
-    """Weight-gradient part of that compute (backward side)."""
+    part: TemplatePart
+    """What all ranks that run the template share."""
 
 
 class PlacedStep(NamedTuple):

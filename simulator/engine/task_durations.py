@@ -20,30 +20,46 @@ from moesim.simulator.engine.link_map import LinkMap
 from moesim.simulator.engine.program import (
     LONGEST_PHASE_S,
     NS,
+    Formula,
     MemberVariation,
+    PhaseRows,
     SingleArray,
     TransferRows,
     slowest_draws,
     whole_ns,
 )
-from moesim.simulator.engine.task_table import keep_figures
+from moesim.simulator.engine.task_table import most_loaded
 from moesim.simulator.model.operator import Phase
 from moesim.simulator.schedules import Schedule
 
 LOAD_TOLERANCE = 1e-9
 """Mean rows of the members that are below 1 by less than this count as complete."""
 
-Rows = tuple[IntArray, FloatArray]
-"""Nanoseconds [micro-batches, members] of a compute phase, and their mean over the members."""
-Payload = tuple[FloatArray, IntArray]
-"""Nanoseconds of a payload: the slowest member's for every micro-batch, and each member's."""
+Rows = tuple[IntArray, dict[Hashable, IntArray]]
+"""Nanoseconds [micro-batches, members] of a compute phase, and figures that were computed with them."""
+Payload = tuple[FloatArray, IntArray | None]
+"""Nanoseconds of a payload: the slowest member's for every micro-batch, and each member's unless they follow
+from the loads."""
 
 _TOKENS: BoundedCache[object] = BoundedCache(100_000)
 """An object for every long key, so that the keys made from it are short."""
 _DRAWS: BoundedCache[SingleArray] = BoundedCache(32_000_000, lambda draws: draws.nbytes)
 _FACTORS: BoundedCache[FloatArray] = BoundedCache(64_000_000, lambda factor: factor.nbytes)
-_ROWS: BoundedCache[Rows] = BoundedCache(128_000_000, lambda rows: rows[0].nbytes + rows[1].nbytes)
-_PAYLOADS: BoundedCache[Payload] = BoundedCache(32_000_000, lambda own: own[0].nbytes + own[1].nbytes)
+_PHASES: BoundedCache[PhaseRows] = BoundedCache(128_000_000, lambda phase: phase.nbytes)
+"""Phases by all that their durations depend on, limited by the bytes that these take where they are read."""
+_ROWS: BoundedCache[Rows] = BoundedCache(128_000_000, lambda rows: rows[0].nbytes)
+_PAYLOADS: BoundedCache[Payload] = BoundedCache(
+    32_000_000, lambda own: own[0].nbytes + (0 if own[1] is None else own[1].nbytes)
+)
+
+
+MOST_DEVIATIONS = 40.0
+"""No 32-bit normal draw is so many standard deviations from its mean."""
+
+
+def _no_compute(shape: tuple[int, int]) -> PhaseRows:
+    none = read_only(np.zeros(shape, np.int64))
+    return PhaseRows.of(none)
 
 
 class _Loads(NamedTuple):
@@ -53,6 +69,7 @@ class _Loads(NamedTuple):
     """Stands for the loads in other keys, which so do not keep their arrays alive."""
     bytes: int
     least: float
+    most: float
     dropping: frozenset[int]
     """Routed blocks whose transfers send fewer bytes than under even load, because capacity dropped rows."""
 
@@ -68,66 +85,14 @@ class CompiledPhases:
     """The same durations as `TaskDurations` computes with NumPy, by compiled code, which is faster."""
 
     native: Any
-    """The compiled functions `fill_rows`, `fill_payloads` and `fill_noise`, which take addresses."""
+    """The compiled function `fill_rows`, which takes addresses."""
 
-    def phase_rows(
-        self,
-        fixed_s: float,
-        row_s: float,
-        load: FloatArray | None,
-        factor: FloatArray | None,
-        shape: tuple[int, int],
-    ) -> tuple[IntArray, IntArray, IntArray, FloatArray] | None:
-        """Nanoseconds [micro-batches, members] of a phase, and their largest, sum and mean by micro-batch.
-
-        `load`, `factor`: contiguous arrays of that shape, or None for 1. None where some duration is no usual
-        one, which NumPy's way then checks.
-        """
+    def phase_rows(self, formula: Formula, shape: tuple[int, int]) -> tuple[IntArray, IntArray, IntArray]:
+        """Nanoseconds [micro-batches, members] of a phase, and their largest and sum by micro-batch."""
         microbatches, members = shape
-        results = np.empty(microbatches * (members + 3), np.int64)
-        usual = self.native.fill_rows(
-            fixed_s,
-            row_s,
-            0 if load is None else _address(load),
-            0 if factor is None else _address(factor),
-            microbatches,
-            members,
-            _address(results),
-        )
-        if not usual:
-            return None
-        figures = results[microbatches * members :].reshape(3, microbatches)
-        return (
-            results[: microbatches * members].reshape(shape),
-            *(figures[0], figures[1], figures[2].view(np.float64)),
-        )
-
-    def payloads(
-        self,
-        nic_s: float,
-        scale_up_s: float,
-        loads: tuple[FloatArray, FloatArray] | None,
-        shape: tuple[int, int],
-    ) -> Payload | None:
-        """Nanoseconds of a payload: the longest of each micro-batch, not rounded, and those of all members.
-
-        `loads`: contiguous arrays of that shape, averaged over a node and by member, or None for 1. None
-        where some duration is no usual one.
-        """
-        microbatches, members = shape
-        results = np.empty(microbatches * (members + 1), np.int64)
-        node_load, load = (0, 0) if loads is None else map(_address, loads)
-        out = _address(results)
-        if not self.native.fill_payloads(nic_s, scale_up_s, node_load, load, microbatches, members, out):
-            return None
-        rows = microbatches * members
-        return results[rows:].view(np.float64), results[:rows].reshape(shape)
-
-    def noisy_clock(self, cv: float, draws: SingleArray, clock: FloatArray) -> FloatArray:
-        """Clock times run-to-run noise [micro-batches, members], from contiguous arrays of that shape."""
-        factors = np.empty(draws.shape)
-        self.native.fill_noise(cv, _address(draws), _address(clock), draws.size, _address(factors))
-        return factors
+        rows, figures = np.empty(shape, np.int64), np.empty((2, microbatches), np.int64)
+        self.native.fill_rows(*formula, microbatches, members, _address(rows), _address(figures))
+        return rows, figures[0], figures[1]
 
 
 def _address(array: np.ndarray[Any, Any]) -> int:
@@ -154,12 +119,10 @@ class TaskDurations:
         self.schedule, self.variation, self.link_map, self.group = schedule, variation, link_map, group
         self.shape = (schedule.microbatches, variation.clock.shape[1])
         self._even = read_only(np.ones((1, self.shape[1])))
-        self._ones = np.ones(self.shape[1])
-        self._seconds, self._whole = np.empty(self.shape), np.empty(self.shape)
+        self._slowest_clock = float(variation.clock.max(initial=0.0))
         key = array_key(variation.loads), array_key(variation.node_loads)
         self.loads = _LOADS.get(key, lambda: _loads(variation))
         self.stage_tokens = self._tokens(stages)
-        self.faster = _faster
         self._clocks: dict[int, FloatArray] = {}
 
     def _tokens(self, stages: int) -> list[object]:
@@ -174,48 +137,59 @@ class TaskDurations:
 
     # -- compute ---------------------------------------------------------------------------------------
 
-    def rows(self, place: tuple[int, int, Phase], price: PhaseCost, routed: int | None) -> Rows:
-        """Nanoseconds [micro-batches, members] of a compute phase at a price, and their mean.
+    def rows(self, place: tuple[int, int, Phase], price: PhaseCost, routed: int | None) -> PhaseRows:
+        """A compute phase at a price.
 
         `place`: stage, block and phase; `routed`: number of the block among those with routed experts.
         """
         fixed_s, row_s = price.fixed_s, price.row_s
         if fixed_s == row_s == 0.0:
-            none = np.zeros(self.shape, np.int64), np.zeros(self.shape[0])
-            return _ROWS.get(("no compute", self.shape), lambda: (read_only(none[0]), read_only(none[1])))
+            return _PHASES.get(("no compute", self.shape), lambda: _no_compute(self.shape))
         number = routed if row_s else None
         load_key = None if number is None else (self.loads.key, number)
         key = (self.stage_tokens[place[0]], place[1], place[2], load_key, fixed_s, row_s)
-        return _ROWS.get(key, lambda: self._rows(place, price, number))
+        return _PHASES.get(key, lambda: self._phase(key, place, price, number))
 
-    def _rows(self, place: tuple[int, int, Phase], price: PhaseCost, number: int | None) -> Rows:
+    def _phase(
+        self, key: Hashable, place: tuple[int, int, Phase], price: PhaseCost, number: int | None
+    ) -> PhaseRows:
+        """A phase whose durations are worked out when they are read, or now if they may be unusual."""
+        fixed_s, row_s, v = price.fixed_s, price.row_s, self.variation
+        arrays: tuple[FloatArray | SingleArray | None, ...]
+        load, cv = None if number is None else v.loads[number], v.jitter_cv
+        formula, arrays = None, (load,)
+        if isinstance(cv, float) and min(fixed_s, row_s, self.loads.least) >= 0.0:
+            rows = 1.0 if load is None else self.loads.most
+            longest_s = (fixed_s + row_s * rows) * (1.0 + MOST_DEVIATIONS * cv) * self._slowest_clock
+            if longest_s * self.shape[1] <= LONGEST_PHASE_S and (load is None or load.flags.c_contiguous):
+                arrays = load, *self._noise(place)
+                places = [0 if array is None else _address(array) for array in arrays]
+                formula = Formula(fixed_s, row_s, places[0], places[1], places[2], cv)
+        phase = PhaseRows(
+            self.shape,
+            lambda: _ROWS.get(key, lambda: self._rows(place, load, formula, price)),
+            formula,
+            arrays,
+        )
+        if formula is None:
+            assert phase.ns.size  # which raises the error of a duration that is none
+        return phase
+
+    def _rows(
+        self,
+        place: tuple[int, int, Phase],
+        load: FloatArray | None,
+        formula: Formula | None,
+        price: PhaseCost,
+    ) -> Rows:
         """Eq. E1 with the factors of the members, rounded to nanoseconds."""
-        seconds, fixed_s, row_s = self._seconds, price.fixed_s, price.row_s
-        factor = self._factor(place) if fixed_s + row_s > 0.0 else None
-        load = None if number is None else self.variation.loads[number]
-        usual = fixed_s >= 0.0 and row_s >= 0.0 and self.loads.least >= 0.0
-        if self.faster is not None and usual and (load is None or load.flags.c_contiguous):
-            figures = self.faster.phase_rows(fixed_s, row_s, load, factor, self.shape)
-            if figures is not None:
-                rows_ns, slowest, total, mean = figures
-                keep_figures(read_only(rows_ns), slowest, total)
-                return rows_ns, read_only(mean)
-        amount = compute_seconds(fixed_s, row_s, 1.0 if load is None else load)
-        np.multiply(amount, 1.0 if factor is None else factor, out=seconds)
-        if not usual:
-            return self._checked(seconds)
-        nanoseconds = np.multiply(seconds, NS, out=self._whole)
-        np.rint(nanoseconds, out=nanoseconds)
-        # Sums of whole numbers below 2^53 are exact in any order, and no member takes longer than the sum.
-        sums = nanoseconds @ self._ones
-        if not float(sums.max(initial=0.0)) <= LONGEST_PHASE_S * NS:
-            return self._checked(seconds)
-        return read_only(nanoseconds.astype(np.int64)), read_only(sums / self.shape[1])
-
-    def _checked(self, seconds: FloatArray) -> Rows:
-        """Unusual durations, of which every one is checked."""
-        rows = whole_ns(seconds)
-        return read_only(rows), read_only(rows.mean(axis=1))
+        if _faster is not None and formula is not None:
+            rows_ns, slowest, total = _faster.phase_rows(formula, self.shape)
+            return read_only(rows_ns), {"slowest": slowest, "total": total}
+        fixed_s, row_s = price.fixed_s, price.row_s
+        factor = self._factor(place) if fixed_s + row_s > 0.0 else 1.0
+        seconds = compute_seconds(fixed_s, row_s, 1.0 if load is None else load) * factor
+        return read_only(whole_ns(np.array(np.broadcast_to(seconds, self.shape)))), {}
 
     def _factor(self, place: tuple[int, int, Phase]) -> FloatArray:
         """Time of a phase over that on a usual GPU in a usual run [micro-batches, members], at least 0."""
@@ -226,18 +200,23 @@ class TaskDurations:
         """Rank of each micro-batch: a stage of a bidirectional schedule runs on one for every direction."""
         return [self.schedule.rank_of(stage, m) for m in range(self.shape[0])]
 
+    def _noise(self, place: tuple[int, int, Phase]) -> tuple[SingleArray | None, FloatArray]:
+        """(draws of run-to-run noise or None, time factors) [micro-batches, members] of a phase."""
+        stage = place[0]
+        if stage not in self._clocks:
+            self._clocks[stage] = read_only(self.variation.clock[self._ranks(stage)])
+        cv = self.variation.jitter_cv
+        if isinstance(cv, float) and cv == 0.0:
+            return None, self._clocks[stage]
+        entropy = (self.variation.seed, stage, place[1], _PHASE_NUMBER[place[2]])
+        draws = self._draws((*entropy, self.group) if self.group else entropy)
+        return draws, self._clocks[stage]
+
     def _new_factor(self, place: tuple[int, int, Phase]) -> FloatArray:
         """Clock of each member times run-to-run noise, drawn once a micro-batch and member for all modes."""
-        stage, cv = place[0], self.variation.jitter_cv
-        if stage not in self._clocks:
-            self._clocks[stage] = self.variation.clock[self._ranks(stage)]
-        clock = self._clocks[stage]
-        if isinstance(cv, float) and cv == 0.0:
+        (draws, clock), cv = self._noise(place), self.variation.jitter_cv
+        if draws is None:
             return clock.copy()
-        entropy = (self.variation.seed, place[0], place[1], _PHASE_NUMBER[place[2]])
-        draws = self._draws((*entropy, self.group) if self.group else entropy)
-        if self.faster is not None and isinstance(cv, float):
-            return self.faster.noisy_clock(cv, draws, clock)
         noise = draws.astype(np.float64)
         noise *= cv if isinstance(cv, float) else cv[self._ranks(place[0])]
         noise += 1.0
@@ -268,20 +247,22 @@ class TaskDurations:
 
         `routed`: number of its block among those with routed experts, if the load decides the bytes.
         """
-        variation = self.variation
-        payload_ns, member_ns = self._payload(rank, phase, routed, cost)
-        return TransferRows(
-            round(cost.launch_s * NS),
-            payload_ns,
-            member_ns,
-            cost,
-            self.link_map.uniform(rank, phase, cost) if routed not in self.loads.dropping else None,
-            self._even if routed is None else variation.loads[routed],
-            self._even if routed is None else variation.node_loads[routed],
-        )
+        load = self._even if routed is None else self.variation.loads[routed]
+        node_load = self._even if routed is None else self.variation.node_loads[routed]
+        payload_ns, given_ns = self._payload(rank, phase, routed, cost, node_load, load)
+        demand = self.link_map.uniform(rank, phase, cost) if routed not in self.loads.dropping else None
+        return TransferRows(round(cost.launch_s * NS), payload_ns, given_ns, cost, demand, load, node_load)
 
-    def _payload(self, rank: int, phase: Phase, routed: int | None, cost: TransferCost) -> Payload:
-        """Payload in ns of the slowest member and of each member (eq. E2)."""
+    def _payload(
+        self,
+        rank: int,
+        phase: Phase,
+        routed: int | None,
+        cost: TransferCost,
+        node_load: FloatArray,
+        load: FloatArray,
+    ) -> Payload:
+        """Payload in ns of the slowest member, and of each unless it follows from the loads (eq. E2)."""
         nic, scale_up = self.link_map.slowness(rank, phase)
         slow = (
             nic if isinstance(nic, float) else array_key(nic),
@@ -292,22 +273,23 @@ class TaskDurations:
         key = (load_key, self.shape, cost.nic_s, cost.scale_up_s, slow)
 
         def payload() -> Payload:
-            load = self._even if routed is None else self.variation.loads[routed]
-            node_load = self._even if routed is None else self.variation.node_loads[routed]
-            loads = None if routed is None else (node_load, load)
-            whole = loads is None or all(a.flags.c_contiguous and a.shape == self.shape for a in loads)
-            if self.faster is not None and whole and slow == (1.0, 1.0) and least >= 0.0:
-                figures = self.faster.payloads(cost.nic_s, cost.scale_up_s, loads, self.shape)
-                if figures is not None:
-                    return read_only(figures[0]), read_only(figures[1])
+            if (
+                slow == (1.0, 1.0)
+                and least >= 0.0
+                and load.flags.c_contiguous
+                and node_load.flags.c_contiguous
+            ):
+                # The slowest member of a hop is the most loaded one.
+                most = most_loaded(node_load), most_loaded(load)
+                slowest = payload_seconds((cost.nic_s, most[0]), (cost.scale_up_s, most[1]))
+                if float(slowest.max(initial=0.0)) <= LONGEST_PHASE_S:
+                    return read_only(np.array(np.broadcast_to(slowest * NS, self.shape[:1]))), None
             seconds = payload_seconds((cost.nic_s, node_load), (cost.scale_up_s, load), (nic, scale_up))
             each = np.ascontiguousarray(np.broadcast_to(seconds, self.shape))
             slowest = each.max(axis=1)
             if least < 0.0 or not float(slowest.max(initial=0.0)) <= LONGEST_PHASE_S:
                 whole_ns(each)  # says what is wrong with it
-            nanoseconds = np.multiply(each, NS, out=self._whole)
-            np.rint(nanoseconds, out=nanoseconds)
-            return read_only(slowest * NS), read_only(nanoseconds.astype(np.int64))
+            return read_only(slowest * NS), read_only(np.rint(each * NS).astype(np.int64))
 
         return _PAYLOADS.get(key, payload)
 
@@ -315,7 +297,8 @@ class TaskDurations:
 def _loads(variation: MemberVariation) -> _Loads:
     loads, node_loads = variation.loads, variation.node_loads
     if not loads.size:
-        return _Loads(object(), 0, 1.0, frozenset())
+        return _Loads(object(), 0, 1.0, 1.0, frozenset())
     dropping = np.flatnonzero(loads.mean(axis=2).min(axis=1) < 1.0 - LOAD_TOLERANCE)
     least = float(min(loads.min(), node_loads.min()))
-    return _Loads(object(), loads.nbytes + node_loads.nbytes, least, frozenset(dropping.tolist()))
+    size, most = loads.nbytes + node_loads.nbytes, float(loads.max())
+    return _Loads(object(), size, least, most, frozenset(dropping.tolist()))

@@ -54,54 +54,10 @@ def by_identity(items: Sequence[Item]) -> tuple[IntArray, list[Item]]:
 
 # -- members of a group ----------------------------------------------------------------------------
 
-MOST_FIGURES = 64
-"""Most figures that are kept of one array."""
-
 AnyArray = np.ndarray[Any, Any]
 
 _KEPT: dict[int, tuple[ref[AnyArray], dict[Hashable, Any]]] = {}
 """Figures by the identity of a live array."""
-
-
-def slowest_ns(rows_ns: IntArray) -> IntArray:
-    """Duration of the slowest member by micro-batch, from durations [micro-batches, members]."""
-    return _figure(rows_ns, "slowest", np.maximum, None)
-
-
-def fastest_ns(rows_ns: IntArray) -> IntArray:
-    """Duration of the fastest member by micro-batch, from durations [micro-batches, members]."""
-    return _figure(rows_ns, "fastest", np.minimum, None)
-
-
-def total_ns(rows_ns: IntArray) -> IntArray:
-    """Sum over members by micro-batch, from durations [micro-batches, members]."""
-    return _figure(rows_ns, "total", np.add, None)
-
-
-def keep_figures(rows_ns: IntArray, slowest: IntArray, total: IntArray) -> None:
-    """Keep figures of read-only durations [micro-batches, members] that were computed with them."""
-    figures = _kept_of(rows_ns)
-    figures["slowest"], figures["total"] = slowest, total
-
-
-@dataclass(frozen=True, slots=True)
-class MicrobatchRows:
-    """Some micro-batches as an index of rows (a slice where they follow each other) and as a key."""
-
-    index: slice | IntArray
-    key: bytes
-
-
-def rows_of(microbatches: IntArray) -> MicrobatchRows:
-    """The rows of at least one micro-batch."""
-    first, count = int(microbatches[0]), len(microbatches)
-    in_a_row = bool((microbatches == np.arange(first, first + count)).all())
-    return MicrobatchRows(slice(first, first + count) if in_a_row else microbatches, microbatches.tobytes())
-
-
-def member_sums_ns(rows_ns: IntArray, rows: MicrobatchRows) -> IntArray:
-    """Sum over some micro-batches by member, from durations [micro-batches, members]."""
-    return _figure(rows_ns, rows.key, np.add, rows)
 
 
 def most_loaded(load: FloatArray) -> FloatArray:
@@ -117,26 +73,6 @@ def most_loaded(load: FloatArray) -> FloatArray:
     if name not in kept:
         kept[name] = np.asarray(load.max(axis=1))
     return np.asarray(kept[name])
-
-
-def _figure(rows_ns: IntArray, name: Hashable, reduce: np.ufunc, rows: MicrobatchRows | None) -> IntArray:
-    """Reduction over the members, or where `rows` are given over these."""
-    key = id(rows_ns)
-    kept = _KEPT.get(key)
-    if kept is not None and kept[0]() is rows_ns:
-        figure: IntArray | None = kept[1].get(name)
-        if figure is not None:
-            return figure
-    if rows is None:
-        value = np.asarray(reduce.reduce(rows_ns, axis=1))
-    else:
-        value = np.asarray(reduce.reduce(rows_ns[rows.index], axis=0))
-    if not rows_ns.flags.writeable:
-        figures = _kept_of(rows_ns)
-        if len(figures) >= MOST_FIGURES:
-            figures.clear()
-        figures[name] = value
-    return value
 
 
 def _kept_of(array: AnyArray) -> dict[Hashable, Any]:
@@ -189,10 +125,10 @@ class TaskTable:
     @cached_property
     def slowest_ns(self) -> IntArray:
         """Compute in nanoseconds of the slowest member of every task."""
-        number, rows = by_identity([task.rows_ns for task in self.of_template])
+        number, rows = by_identity([task.compute for task in self.of_template])
         if not rows:
             return np.zeros(0, dtype=np.int64)
-        slowest = np.array([slowest_ns(row) for row in rows])
+        slowest = np.array([row.slowest_ns for row in rows])
         return np.asarray(slowest[number[self.template_task], self.microbatch])
 
     @cached_property
@@ -273,10 +209,10 @@ class TransferTable:
 
     def fastest_ns(self) -> IntArray:
         """Compute of the fastest member before every transfer."""
-        number, rows = by_identity([task.rows_ns for task in self.tasks])
+        number, rows = by_identity([task.compute for task in self.tasks])
         if not rows:
             return np.zeros(0, dtype=np.int64)
-        values = np.array([fastest_ns(row) for row in rows])
+        values = np.array([row.fastest_ns for row in rows])
         return np.asarray(values[number[self.place], self.microbatch])
 
     def launch_ns(self) -> FloatArray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
+from weakref import ref
 
 from pydantic import BaseModel, ConfigDict
 
@@ -47,10 +48,23 @@ def predict(
         return finish(prepare(what, profile=profile, stages=stages, engine=engine))
 
 
+_unread: ref[Result] | None = None
+"""The last result, whose fields may not have been read, and which keeps the arrays of its step so long."""
+
+
 def finish(prepared: Prepared) -> Prediction:
-    """Execute and summarise a prepared step. Raises InfeasibleError as `predict` does."""
+    """Execute and summarise a prepared step. Raises InfeasibleError as `predict` does.
+
+    Somebody who still has the result before gets its fields now, so that no two keep the arrays of a step.
+    """
+    global _unread
+    before = None if _unread is None else _unread()
+    if before is not None:
+        before.completed()
     step = execute(prepared)
-    return Prediction(prepared, step.executions, summarise(step))
+    prediction = Prediction(prepared, step.executions, summarise(step))
+    _unread = ref(prediction.result)
+    return prediction
 
 
 # -- simulate ----------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from itertools import accumulate
 from math import fsum
 
 import numpy as np
@@ -26,9 +26,9 @@ from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.predict.draws import Draws
 from moesim.simulator.predict.result_parts import MemoryResult
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.schedules.action import Action, Kind, Overlap, Schedule, Step, actions_of
+from moesim.simulator.schedules.action import Kind, Schedule
 from moesim.simulator.schedules.template import EP_PHASES
-from moesim.simulator.schedules.timeline import longest_path
+from moesim.simulator.schedules.timeline import step_order
 
 
 def assign_stages(scenario: Scenario, pricer: Pricer, schedule: Schedule) -> StageAssignment:
@@ -129,18 +129,15 @@ def _step_s(
     hidden = pricer.gradient_sync.hidden
     of_stage = [sum((of_block[block] for block in stage), np.zeros((3, 3))) for stage in stages.stages]
 
-    @cache
-    def seconds(step: Step) -> float:
-        parts = [of_stage[a.stage][ROWS_OF[a.kind]].sum(axis=0) for a in actions_of(step)]
+    def seconds(actions: tuple[tuple[Kind, int], ...]) -> float:
+        parts = [of_stage[stage][ROWS_OF[kind]].sum(axis=0) for kind, stage in actions]
         return _seconds(sum(parts, np.zeros(3)), len(parts) == 2, hidden)
 
-    def duration(rank: int, step: Step) -> float:
-        zero = [Action(a.stage, a.kind, 0) for a in actions_of(step)]
-        return seconds(Overlap(*zero) if len(zero) == 2 else zero[0])
-
-    ends = step_end(pricer, schedule, stages)
-    path = longest_path(schedule, duration)
-    reduced = max(own[-1][1] + end.reduce_s for own, end in zip(path, ends, strict=True))
+    ends, order = step_end(pricer, schedule, stages), step_order(schedule)
+    of_kind = [seconds(actions) for actions in order.kinds]
+    done = order.ends([of_kind[number] for number in order.kind_of])
+    last = accumulate(map(len, schedule.ranks))  # the last step of every rank
+    reduced = max(done[number - 1] + end.reduce_s for number, end in zip(last, ends, strict=True))
     return reduced + max(end.total_s - end.reduce_s for end in ends)
 
 

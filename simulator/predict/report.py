@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import chain
 from math import fsum
 
@@ -16,7 +17,7 @@ from moesim.simulator.cost.evidence import summed
 from moesim.simulator.engine.bounds import lower_bound_s, moved_by_rank, upper_bound_s
 from moesim.simulator.engine.program import NS, ActionTable, CompiledTemplate, Program
 from moesim.simulator.engine.records import Execution, barriers
-from moesim.simulator.engine.task_table import TaskTable, total_ns
+from moesim.simulator.engine.task_table import TaskTable
 from moesim.simulator.model.block import is_routed_layer
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.predict.result_parts import Breakdown, MovedBytes, PhaseSpan, StepResult, Utilisation
@@ -50,7 +51,7 @@ def breakdowns(execution: Execution, split_weight: bool = False) -> list[Breakdo
     moved = np.zeros(len(span))
     if split_weight:
         full = np.array([code.kind == "B" for code in table.codes], dtype=bool)
-        weights = _at_microbatch(table, [code.weight_ns for code in table.codes], 1)
+        weights = _at_microbatch(table, [code.part.weight_ns for code in table.codes], 1)
         moved = np.where(full[table.code], weights, 0.0)
     category = np.array([CATEGORIES.index(CATEGORY[code.kind]) for code in table.codes], dtype=np.int64)
     # Every action adds to its own category and then to that of the weight gradients, in the order of actions.
@@ -85,7 +86,9 @@ def _member_mean(values: IntArray) -> FloatArray:
 
 def compute_ns(table: ActionTable) -> FloatArray:
     """Nanoseconds in which the compute SMs work inside every action, averaged over members."""
-    forward, backward = (_at_microbatch(table, [c.compute_ns[n] for c in table.codes], n) for n in (0, 1))
+    forward, backward = (
+        _at_microbatch(table, [c.part.compute_ns[n] for c in table.codes], n) for n in (0, 1)
+    )
     return forward + backward
 
 
@@ -156,7 +159,7 @@ def _add_phases(
     computed = [n for n in numbers if code.tasks[n].transfer is None]
     if computed:
         # Rows are tasks and columns are actions; a row is summed as a vector of its own would be.
-        totals = np.array([total_ns(code.tasks[n].rows_ns) for n in computed])
+        totals = np.array([code.tasks[n].compute.total_ns for n in computed])
         sides = micro.T[[code.tasks[n].side for n in computed]]
         sums = (np.take_along_axis(totals, sides, axis=1) / members).sum(axis=1)
         spans.update(zip(computed, sums.tolist(), strict=True))
@@ -174,11 +177,14 @@ def _add_phases(
 
 
 def utilisation(
-    executions: Sequence[Execution], nic_bytes_per_s: float, scale_up_bytes_per_s: float
+    executions: Sequence[Execution],
+    rows: Sequence[MovedBytes],
+    nic_bytes_per_s: float,
+    scale_up_bytes_per_s: float,
 ) -> Utilisation:
     """Busy fractions over the step, averaged over ranks and groups; link rates are nominal and per GPU.
 
-    Links count all bytes of `moved_bytes` (docs/model.md, eq. T4).
+    Links count all bytes of `rows`, which are the `moved_bytes` (docs/model.md, eq. T4).
     """
     end, ranks = max(executions[0].end_ns, 1), len(executions[0].program.ranks) * len(executions)
     compute = fsum(chain.from_iterable(compute_ns(execution.table).tolist() for execution in executions))
@@ -186,7 +192,6 @@ def utilisation(
     for table, times in ((execution.tasks, execution.times) for execution in executions):
         experts = np.array([task.phase in EP_PHASES for task in table.of_template], dtype=bool)
         transfers += int((times.finishes - times.begins)[experts[table.template_task]].sum())
-    rows = moved_bytes(executions)
     pp = len(executions[0].program.ranks)
     nic, scale_up = (
         fsum(getattr(row, name) for row in rows) / pp for name in ("nic_bytes", "scale_up_bytes")
@@ -234,33 +239,42 @@ def step_result(
     n_gpus: int,
     peak_flop_per_s: float,
     fastest_flop_per_s: float,
-    tables: Sequence[TaskTable],
+    tables: Callable[[], Sequence[TaskTable]],
 ) -> StepResult:
     """Rates of a step of `tokens` tokens.
 
     `flop_per_token`: (causal, full attention). Both peaks are averages over GPUs: `peak_flop_per_s` in BF16,
-    to which MFU refers, and `fastest_flop_per_s` in the fastest format of the recipe. `tables`: the tasks of
-    all groups. Raises RuntimeError for a step outside its bounds or above the fastest peak, which is a fault
-    of the program.
+    to which MFU refers, and `fastest_flop_per_s` in the fastest format of the recipe. `tables` gives the
+    tasks of all groups. Raises RuntimeError for a step above the fastest peak, and where its bounds are read
+    for one outside them, which is a fault of the program.
     """
     per_gpu = tokens / time_s / n_gpus
     causal, full = (flop * per_gpu for flop in flop_per_token)
-    programs = [table.program for table in tables]
-    lower_s, upper_s = lower_bound_s(programs, tables), upper_bound_s(programs, tables)
-    if not lower_s <= time_s <= upper_s:
-        raise RuntimeError(f"a step of {time_s:.9g} s is outside its bounds {lower_s:.9g} to {upper_s:.9g} s")
     if not causal <= fastest_flop_per_s:
         raise RuntimeError(f"{causal:.6g} FLOP/s a GPU are above the peak of {fastest_flop_per_s:.6g}")
-    return StepResult(
-        time_s=time_s,
-        tokens=tokens,
-        tokens_per_s=tokens / time_s,
-        tokens_per_s_per_gpu=per_gpu,
-        tokens_per_day=tokens / time_s * SECONDS_PER_DAY,
-        tflops_per_gpu_causal=causal / 1e12,
-        tflops_per_gpu_noncausal=full / 1e12,
-        mfu_causal=causal / peak_flop_per_s,
-        mfu_noncausal=full / peak_flop_per_s,
-        lower_bound_s=lower_s,
-        upper_bound_s=upper_s,
+
+    @cache
+    def bounds() -> tuple[float, float]:
+        of_groups = tables()
+        programs = [table.program for table in of_groups]
+        lower_s, upper_s = lower_bound_s(programs, of_groups), upper_bound_s(programs, of_groups)
+        if not lower_s <= time_s <= upper_s:
+            raise RuntimeError(
+                f"a step of {time_s:.9g} s is outside its bounds {lower_s:.9g} to {upper_s:.9g} s"
+            )
+        return lower_s, upper_s
+
+    return StepResult.of(
+        {
+            "time_s": time_s,
+            "tokens": tokens,
+            "tokens_per_s": tokens / time_s,
+            "tokens_per_s_per_gpu": per_gpu,
+            "tokens_per_day": tokens / time_s * SECONDS_PER_DAY,
+            "tflops_per_gpu_causal": causal / 1e12,
+            "tflops_per_gpu_noncausal": full / 1e12,
+            "mfu_causal": causal / peak_flop_per_s,
+            "mfu_noncausal": full / peak_flop_per_s,
+        },
+        {"lower_bound_s": lambda: bounds()[0], "upper_bound_s": lambda: bounds()[1]},
     )

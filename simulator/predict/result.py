@@ -17,6 +17,7 @@ from moesim.simulator.predict.result_parts import (
     Breakdown,
     CauseRow,
     HostReport,
+    Later,
     MemoryResult,
     MovedBytes,
     PhaseSpan,
@@ -36,7 +37,7 @@ MOST_CAUSES = 4
 """Causes of the critical path that a printed result names."""
 
 
-class Result(TableResult, Documented):
+class Result(Later, TableResult, Documented):
     """The result of a prediction; its fields are the keys that `simulate --json` prints."""
 
     scenario: str

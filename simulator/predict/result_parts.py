@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
-from math import fsum
-from typing import Any
+from math import fsum, isfinite
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, computed_field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    computed_field,
+    model_serializer,
+    model_validator,
+)
 
 from moesim.hwmodels.confidence import Confidence
 from moesim.hwmodels.frozen import Frozen
@@ -23,7 +31,91 @@ class Finite(Frozen, allow_inf_nan=False):
     """Figures of a result. They must be finite; anything else is a fault of the program and never shown."""
 
 
-class StepResult(Finite):
+Part = TypeVar("Part", bound="Later")
+
+
+class Later(Frozen):
+    """A result some of whose fields are worked out when they are first read.
+
+    Whatever needs the whole (printing, comparing, copying, another process) works out all of them first.
+    """
+
+    _later: dict[str, Callable[[], Any]] = PrivateAttr(default_factory=dict)
+
+    @classmethod
+    def of(cls: type[Part], now: Mapping[str, Any], later: Mapping[str, Callable[[], Any]]) -> Part:
+        """A result from fields that are known and from functions that work out the others.
+
+        The values are of the fields' own types; raises ValueError for a number that is not finite.
+        """
+        made = cls.__new__(cls)
+        values = {name: _finite(name, value) for name, value in now.items()}
+        object.__setattr__(made, "__dict__", values)
+        object.__setattr__(made, "__pydantic_fields_set__", {*now, *later})
+        object.__setattr__(made, "__pydantic_extra__", None)
+        object.__setattr__(made, "__pydantic_private__", {"_later": dict(later)})
+        return made
+
+    if not TYPE_CHECKING:  # so that a misspelt field stays an error of types
+
+        def __getattr__(self, name: str) -> Any:
+            """A field that is not there yet."""
+            private = object.__getattribute__(self, "__pydantic_private__")
+            make = None if private is None else private.get("_later", {}).get(name)
+            if make is None:  # which another thread may just have worked out
+                return self.__dict__[name] if name in self.__dict__ else super().__getattr__(name)
+            value = self.__dict__[name] = _finite(name, make())
+            self._later.pop(name, None)
+            return value
+
+    def completed(self) -> Self:
+        """The same result with all its fields and those of its parts, in their order."""
+        if self._later:
+            whole = {name: getattr(self, name) for name in type(self).model_fields}
+            for part in whole.values():
+                if isinstance(part, Later):
+                    part.completed()
+            object.__setattr__(self, "__dict__", whole)
+        return self
+
+    @model_serializer(mode="wrap")
+    def _whole(self, serialize: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]  # keeps the schema
+        return serialize(self.completed())
+
+    def __eq__(self, other: object) -> bool:
+        """Whether all fields are equal."""
+        if isinstance(other, Later):
+            other.completed()
+        return BaseModel.__eq__(self.completed(), other)
+
+    def __hash__(self) -> int:
+        """Hash of all fields."""
+        return hash(tuple(self.completed().__dict__.values()))
+
+    def __copy__(self) -> Self:
+        """A copy of the whole."""
+        return BaseModel.__copy__(self.completed())
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """A deep copy of the whole."""
+        return BaseModel.__deepcopy__(self.completed(), memo)
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:  # type: ignore[override]
+        """All fields, as pydantic's models give them."""
+        return BaseModel.__iter__(self.completed())
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """The whole, for another process."""
+        return BaseModel.__getstate__(self.completed())
+
+
+def _finite(name: str, value: Any) -> Any:
+    if isinstance(value, float) and not isfinite(value):
+        raise ValueError(f"{name}={value} is no figure of a result")
+    return value
+
+
+class StepResult(Later, Finite):
     """One training step. Rates are per second or day (docs/model.md, eq. F4), MFU is a fraction of the BF16
     datasheet peak (eq. F5)."""
 

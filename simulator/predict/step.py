@@ -324,7 +324,7 @@ def _programs(
 def _bytes_of(program: Program) -> int:
     """Bytes of the durations of a program."""
     rows = {
-        id(task.rows_ns): task.rows_ns.nbytes
+        id(task.compute): task.compute.nbytes
         for code in {id(step.code): step.code for rank in program.ranks for step in rank}.values()
         for task in code.tasks
     }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.calibration import profile_hash
@@ -41,8 +43,15 @@ from moesim.simulator.predict.report import (
     step_result,
     utilisation,
 )
-from moesim.simulator.predict.result import Result
-from moesim.simulator.predict.result_parts import CauseRow, RunResult, StepResult, host_report
+from moesim.simulator.predict.result import SCHEMA_VERSION, Result
+from moesim.simulator.predict.result_parts import (
+    Breakdown,
+    CauseRow,
+    RunResult,
+    StepResult,
+    Utilisation,
+    host_report,
+)
 from moesim.simulator.predict.step import ExecutedStep, Prepared, run_step
 from moesim.simulator.run.report import RunReport
 from moesim.simulator.run.simulate_run import StepFigures, interruptions, phase_works, simulate_run
@@ -77,49 +86,78 @@ def run_report(prepared: Prepared, time_s: float, factors: FloatArray | None = N
 
 
 def summarise(step: ExecutedStep) -> Result:
-    """The result of an executed step; a cluster is treated as a fleet of one pool."""
+    """The result of an executed step; a cluster is treated as a fleet of one pool.
+
+    What takes time is worked out when it is read, and for full resolution, whose arrays are large, at once.
+    """
     prepared, executions, time_s = step.prepared, step.executions, step.time_s
     scenario, profiles = prepared.scenario, {p.job.profile.name: p.job.profile for p in prepared.pools}
-    by_rank = mean_over_groups([breakdowns(execution) for execution in executions])
-    split = mean_over_groups([breakdowns(execution, split_weight=True) for execution in executions])
-    # Nominal rates of an average GPU's NICs and scale-up ports in bytes/s.
-    nic, scale_up = (
-        mean_per_rank(prepared, lambda pool: pool.pricer.links.nic_bytes_per_s),
-        mean_per_rank(prepared, lambda pool: pool.pricer.links.scale_up_bytes_per_s),
-    )
-    path = seconds_by_cause(critical_path(last_group(executions)))
     level, reason = _confidence(prepared)
-    return Result(
-        scenario=scenario.name,
-        inputs=inputs_of(scenario, n_gpus=prepared.n_gpus),
-        step=_step(prepared, executions, time_s),
-        breakdown_s=by_rank[0],
-        breakdown_by_rank_s=tuple(by_rank),
-        breakdown_split_w_s=mean_breakdown(split),
-        forward_backward_pair_s=pair_seconds(executions),
-        pair_phases=pair_phases(executions),
-        utilisation=utilisation(executions, nic, scale_up),
-        moved_bytes=moved_bytes(executions),
-        critical_path_s=tuple(CauseRow(cause=c, seconds=s) for c, s in path),
-        memory=prepared.memory,
-        run=_run(prepared, time_s),
-        stages=tuple(describe(prepared.stages).splitlines()),
-        profile=" + ".join(profiles),
-        profile_hash=joined_hash([profile_hash(profile) for profile in profiles.values()]),
-        confidence=level,
-        confidence_reason=reason,
-        warnings=() if prepared.of_fleet else tuple(_warnings(prepared)),
-        provenance=tuple(pools_provenance(prepared)),
-        extrapolated=tuple(sorted(_extrapolated(prepared))),
-        seed=scenario.seed,
-        version=__version__,
-        full=None
-        if prepared.whole is None
-        else full_result(prepared.whole, executions, fault_effects(prepared, time_s)),
-        host=None if prepared.of_fleet else host_report(scenario.software, executions[0].program, time_s),
-        defaults=scenario.defaults_on([pool.part.cluster for pool in prepared.pools]),
-        pools=pool_results(prepared, executions[0]) if prepared.of_fleet else (),
-    )
+    now: dict[str, Any] = {
+        "scenario": scenario.name,
+        "inputs": inputs_of(scenario, n_gpus=prepared.n_gpus),
+        "step": _step(prepared, executions, time_s),
+        "memory": prepared.memory,
+        "run": _run(prepared, time_s),
+        "stages": tuple(describe(prepared.stages).splitlines()),
+        "profile": " + ".join(profiles),
+        "profile_hash": joined_hash([profile_hash(profile) for profile in profiles.values()]),
+        "confidence": level,
+        "confidence_reason": reason,
+        "seed": scenario.seed,
+        "version": __version__,
+        "uncertainty": None,
+        "schema_version": SCHEMA_VERSION,
+    }
+    result = Result.of(now, _later(prepared, executions, time_s))
+    return result if prepared.whole is None else result.completed()
+
+
+def _later(
+    prepared: Prepared, executions: Sequence[Execution], time_s: float
+) -> dict[str, Callable[[], Any]]:
+    """Functions that work out the fields of a result that take time."""
+    of_fleet, whole = prepared.of_fleet, prepared.whole
+
+    @cache
+    def by_rank() -> tuple[Breakdown, ...]:
+        return tuple(mean_over_groups([breakdowns(execution) for execution in executions]))
+
+    moved = cache(lambda: moved_bytes(executions))
+
+    def busy() -> Utilisation:
+        # Nominal rates of an average GPU's NICs and scale-up ports in bytes/s.
+        nic, scale_up = (
+            mean_per_rank(prepared, lambda pool: pool.pricer.links.nic_bytes_per_s),
+            mean_per_rank(prepared, lambda pool: pool.pricer.links.scale_up_bytes_per_s),
+        )
+        return utilisation(executions, moved(), nic, scale_up)
+
+    def path() -> tuple[CauseRow, ...]:
+        causes = seconds_by_cause(critical_path(last_group(executions)))
+        return tuple(CauseRow(cause=cause, seconds=seconds) for cause, seconds in causes)
+
+    return {
+        "breakdown_s": lambda: by_rank()[0],
+        "breakdown_by_rank_s": by_rank,
+        "breakdown_split_w_s": lambda: mean_breakdown(
+            mean_over_groups([breakdowns(execution, split_weight=True) for execution in executions])
+        ),
+        "forward_backward_pair_s": lambda: pair_seconds(executions),
+        "pair_phases": lambda: pair_phases(executions),
+        "utilisation": busy,
+        "moved_bytes": moved,
+        "critical_path_s": path,
+        "warnings": lambda: () if of_fleet else tuple(_warnings(prepared)),
+        "provenance": lambda: tuple(pools_provenance(prepared)),
+        "extrapolated": lambda: tuple(sorted(_extrapolated(prepared))),
+        "full": lambda: whole and full_result(whole, executions, fault_effects(prepared, time_s)),
+        "host": lambda: (
+            None if of_fleet else host_report(prepared.scenario.software, executions[0].program, time_s)
+        ),
+        "defaults": lambda: prepared.scenario.defaults_on([pool.part.cluster for pool in prepared.pools]),
+        "pools": lambda: pool_results(prepared, executions[0]) if of_fleet else (),
+    }
 
 
 def _confidence(prepared: Prepared) -> tuple[Confidence, str]:
@@ -162,7 +200,7 @@ def _step(prepared: Prepared, executions: Sequence[Execution], time_s: float) ->
         n_gpus=prepared.n_gpus,
         peak_flop_per_s=mean_per_gpu(prepared, lambda p: p.part.cluster.accelerator.peak_flop_per_s("bf16")),
         fastest_flop_per_s=mean_per_gpu(prepared, lambda p: fastest_flop_per_s(p.part.cluster, recipe)),
-        tables=[execution.tasks for execution in executions],
+        tables=lambda: [execution.tasks for execution in executions],
     )
 
 

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import SameObject
-from moesim.simulator.schedules.action import Action, Overlap, Schedule, Step, actions_of
+from moesim.simulator.schedules.action import Action, Kind, Overlap, Schedule, Step, actions_of
 
 Times: TypeAlias = tuple[tuple[tuple[float, float], ...], ...]
 """Start and end of every step, `times[rank][position]`."""
@@ -93,6 +93,10 @@ class StepOrder:
     """
 
     steps: tuple[tuple[int, tuple[int, ...]], ...]
+    kinds: tuple[tuple[tuple[Kind, int], ...], ...] = ()
+    """What steps are apart from their micro-batches: the (kind, stage) of their actions."""
+    kind_of: tuple[int, ...] = ()
+    """Number in `kinds` of every step."""
 
     def ends(self, durations: Sequence[float]) -> list[float]:
         """Earliest end of every step, by number, from the durations by number."""
@@ -159,7 +163,10 @@ def _order(key: SameObject[tuple[tuple[Step, ...], ...]], n_stages: int) -> tupl
             if not missing[other]:
                 ready.append(other)
     done = Counter(rank_of[number] for number, _ in ordered)
-    return StepOrder(tuple(ordered)), tuple(done[rank] for rank in range(len(ranks)))
+    numbers: dict[tuple[tuple[Kind, int], ...], int] = {}
+    kind_of = [numbers.setdefault(tuple((a.kind, a.stage) for a in own), len(numbers)) for own in flat]
+    order = StepOrder(tuple(ordered), tuple(numbers), tuple(kind_of))
+    return order, tuple(done[rank] for rank in range(len(ranks)))
 
 
 def unit_times(schedule: Schedule, durations: Durations | None = None) -> Times:

@@ -235,7 +235,8 @@ def shifted(profile: CalibrationProfile, id_: str, change: float, n_sms: int) ->
     id.
     """
     moved = _shifted(profile, id_, 1.0 + change, n_sms)
-    moved._shifted_from = (profile, id_)
+    before, entries = profile._shifted_from or (profile, frozenset())
+    moved._shifted_from = before, entries | {id_}
     return moved
 
 

@@ -45,8 +45,6 @@ class NativeCode(NamedTuple):
     start: Call
     advance: Call
     fill_rows: Call
-    fill_payloads: Call
-    fill_noise: Call
 
 
 class CannotCompileError(RuntimeError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from moesim.simulator.engine.program import (
     CompiledTask,
     CompiledTemplate,
     Program,
+    TemplateColumns,
     TransferRows,
     action_table,
     hop_targets,
@@ -39,7 +39,7 @@ class LoweredStep:
     """The tables of a step.
 
     `actions`: the action table of each group. `kept`: the arrays behind the addresses, which must live as
-    long as the tables are used.
+    long as the tables are used; the programs keep those behind formulas.
     """
 
     tables: Tables
@@ -118,16 +118,13 @@ class _Lowering:
     patterns: list[ExchangePattern] = field(default_factory=list)
     pattern_numbers: dict[int, int] = field(default_factory=dict)
     codes: list[tuple[int, ...]] = field(default_factory=list)
-    code_sizes: list[int] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
-    sides: list[int] = field(default_factory=list)
+    parts: list[TemplateColumns] = field(default_factory=list)
+    rows: list[IntArray] = field(default_factory=list)
     transfer_of: list[int] = field(default_factory=list)
     """Number of the transfer of each task; that of a compute task is 0, a row of zeros."""
     transfers: dict[tuple[int, int, bool, str], int] = field(default_factory=dict)
     transfer_rows: list[tuple[int, ...]] = field(default_factory=lambda: [(COMPUTE,) * 10])
-    transfer_bytes: list[tuple[float, float]] = field(default_factory=lambda: [(0.0, 0.0)])
-    deps: list[int] = field(default_factory=list)
-    dep_counts: list[int] = field(default_factory=list)
+    transfer_numbers: list[tuple[float, ...]] = field(default_factory=lambda: [(0.0,) * 4])
 
     def templates(self, program: Program, table: ActionTable) -> int:
         """Write down the templates of a program; return the number of the first."""
@@ -147,14 +144,12 @@ class _Lowering:
                 int(kind != "W"),
             )
         )
-        self.code_sizes.append(len(code.tasks))
-        deps, addresses = [task.deps for task in code.tasks], self.addresses
-        self.deps += chain.from_iterable(deps)
-        self.dep_counts += map(len, deps)
-        self.sides += [task.side for task in code.tasks]
-        self.rows += [
-            addresses.get(id(task.rows_ns)) or self._address(task.rows_ns, np.int64) for task in code.tasks
-        ]
+        part = code.part.columns
+        self.parts.append(part)
+        rows = np.zeros(len(code.tasks), dtype=np.int64)
+        for position in part.without_formula:
+            rows[position] = self._address(code.tasks[position].rows_ns, np.int64)
+        self.rows.append(rows)
         numbers = [0] * len(code.tasks)
         for position in code.transfers:
             numbers[position] = self._transfer(program, rank, code.tasks[position])
@@ -169,22 +164,22 @@ class _Lowering:
         if number < len(self.transfer_rows):
             return number
         demand, first_row, pattern, per_peer = self._demand(program, rank, task, transfer)
-        by_load = demand == BY_PATTERN
+        given, cost = transfer.given_ns, transfer.cost
         self.transfer_rows.append(
             (
                 SHARDING if task.stream == "sharding" else COMMUNICATION,
                 transfer.launch_ns,
                 self._address(transfer.payload_ns, np.float64),
-                self._address(transfer.member_ns, np.int64),
+                0 if given is None else self._address(given, np.int64),
                 demand,
                 first_row,
                 pattern,
-                self._address(transfer.load, np.float64) if by_load else 0,
-                self._address(transfer.node_load, np.float64) if by_load else 0,
+                self._address(transfer.load, np.float64),
+                self._address(transfer.node_load, np.float64),
                 len(transfer.load),
             )
         )
-        self.transfer_bytes.append(per_peer)
+        self.transfer_numbers.append((cost.nic_s, cost.scale_up_s, *per_peer))
         return number
 
     def _demand(
@@ -246,31 +241,35 @@ class _Lowering:
         code = np.array(self.codes, dtype=np.int64).reshape(-1, 5)
         which = np.array(self.transfer_of, dtype=np.int64)
         task = np.array(self.transfer_rows, dtype=np.int64).T
-        per_peer = np.array(self.transfer_bytes, dtype=np.float64).T
+        numbers = np.array(self.transfer_numbers, dtype=np.float64).T
         names = (
             *("task_kind", "task_launch", "task_payload", "task_member", "task_demand", "task_first_row"),
             *("task_pattern", "task_load", "task_node_load", "task_load_rows"),
         )
+        number_names = "task_nic_s", "task_scale_up_s", "task_nic_bytes", "task_scale_up_bytes"
         code_names = (
             *("code_forward_out", "code_backward_out", "code_posts_forward", "code_posts_backward"),
             "code_takes_gradient",
         )
         columns: dict[str, Any] = {n: column[which] for n, column in zip(names, task, strict=True)}
         columns |= {n: np.ascontiguousarray(code[:, i]) for i, n in enumerate(code_names)}
-        demands, patterns = self.demands, self.patterns
+        demands, patterns, parts = self.demands, self.patterns, self.parts
+        formulas = np.concatenate([np.zeros((3, 0)), *(part.numbers for part in parts)], axis=1)
+        arrays = np.concatenate([np.zeros((3, 0), np.int64), *(part.addresses for part in parts)], axis=1)
         # The entries of a pattern link by link; those of one link keep their order, and so does their sum.
         by_link = [(p, np.argsort(p.entry_link, kind="stable")) for p in patterns]
         counts = _ints([np.bincount(p.entry_link, minlength=len(p.links)) for p in patterns])
         pairs = [(p, p.entry_pair[order]) for p, order in by_link]
         sources = [p.loaded[pair] + members * (pair >= p.outer_pairs) for p, pair in pairs]
         return columns | {
-            "code_first": _starts(self.code_sizes),
-            "task_dep_first": _starts(self.dep_counts),
-            "task_deps": np.array(self.deps, dtype=np.int64),
-            "task_rows": np.array(self.rows, dtype=np.int64),
-            "task_side": np.array(self.sides, dtype=np.int64),
-            "task_nic_bytes": per_peer[0][which],
-            "task_scale_up_bytes": per_peer[1][which],
+            "code_first": _starts([len(part.side) for part in parts]),
+            "task_dep_first": _starts(_ints([part.dep_count for part in parts])),
+            "task_deps": _ints([part.deps for part in parts]),
+            "task_side": _ints([part.side for part in parts]),
+            "task_rows": _ints(self.rows),
+            **dict(zip(("task_fixed_s", "task_row_s", "task_cv"), formulas, strict=True)),
+            **dict(zip(("task_received", "task_draws", "task_clock"), arrays, strict=True)),
+            **dict(zip(number_names, (row[which] for row in numbers), strict=True)),
             "row_demand": np.array(self.row_demands, dtype=np.int64),
             "demand_first": _starts([len(demand.links) for demand in demands]),
             "demand_links": _ints([demand.links for demand in demands]),
@@ -283,8 +282,8 @@ class _Lowering:
         }
 
 
-def _starts(counts: Sequence[int]) -> IntArray:
-    return np.append(0, np.cumsum(np.array(counts, dtype=np.int64))).astype(np.int64)
+def _starts(counts: Sequence[int] | IntArray) -> IntArray:
+    return np.append(0, np.cumsum(np.asarray(counts, dtype=np.int64))).astype(np.int64)
 
 
 def _ints(parts: Sequence[IntArray]) -> IntArray:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 import numba
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core.datamodel import models
@@ -25,6 +26,7 @@ from moesim.simulator.engine.compiled.state import (
     SEQUENCE,
     SIZES,
 )
+from moesim.simulator.engine.program import NS
 
 # -- compiling -------------------------------------------------------------------------------------
 
@@ -141,7 +143,8 @@ def _write(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
 
 def _typed(result: Any) -> Any:
     def address_as(_: Any, address: Any) -> Any:
-        return result(types.int64), lambda context, builder, sig, arguments: arguments[0]
+        kind = address if isinstance(address, VectorType) else types.int64
+        return result(kind), lambda context, builder, sig, arguments: arguments[0]
 
     return intrinsic(address_as)
 
@@ -151,7 +154,7 @@ as_run = _typed(RUN)
 ints_at = _typed(INTS)
 """The vector of integers at an address."""
 floats_at = _typed(REALS)
-"""The vector of floating-point numbers at an address."""
+"""The vector of floating-point numbers at an address, or where another vector is."""
 singles_at = _typed(VectorType(types.float32))
 """The vector of 32-bit floating-point numbers at an address."""
 
@@ -269,12 +272,59 @@ def first_with(source: Vector, value: int) -> int:
     return m
 
 
+# -- durations -------------------------------------------------------------------------------------
+
+ROUNDING = 1.5 * 2.0**52
+"""Added to a number of at most 2^51, it leaves the nearest whole number in the last 51 bits."""
+ROUNDED = int(np.float64(ROUNDING).view(np.int64))
+"""The bits of `ROUNDING`."""
+
+
 @compiled
-def fetch_row(run: Run, address: int, microbatch: int) -> None:
-    """Ask the processor to fetch a row of durations ahead of its use, while other work goes on."""
-    row = row_of(ints_at(address), microbatch, run.members)
-    for line in range((run.members + 7) // 8):
-        prefetch(row_of(row, line, 8))
+def phase_row(
+    whole: Vector,
+    fixed_s: float,
+    row_s: float,
+    load: int,
+    draws: int,
+    clock: int,
+    cv: float,
+    microbatch: int,
+    members: int,
+) -> None:
+    """Write the nanoseconds of a phase for the members of a micro-batch into a vector of integers (eq. E1).
+
+    The arguments from `fixed_s` to `cv` are a `Formula`.
+    """
+    seconds, clocks = floats_at(whole), row_of(floats_at(clock), microbatch, members)
+    loads = row_of(floats_at(load), microbatch, members)
+    if load != 0:
+        for m in range(members):
+            seconds[m] = fixed_s + row_s * loads[m]
+    else:
+        for m in range(members):
+            seconds[m] = fixed_s + row_s * 1.0
+    if draws != 0:
+        normal = singles_at(draws + 4 * microbatch * members)
+        for m in range(members):
+            noise = np.float64(normal[m]) * cv + 1.0
+            seconds[m] = seconds[m] * ((noise if noise > 0.0 else 0.0) * clocks[m]) * NS + ROUNDING
+    else:
+        for m in range(members):
+            seconds[m] = seconds[m] * clocks[m] * NS + ROUNDING
+    for m in range(members):
+        whole[m] -= ROUNDED
+
+
+@compiled
+def fetch_row(run: Run, address: int, microbatch: int, width: int) -> None:
+    """Ask the processor to fetch a row of durations, or of what makes them, ahead of its use.
+
+    `width`: bytes of a number.
+    """
+    first = address + microbatch * run.members * width
+    for line in range((run.members * width + 63) // 64):
+        prefetch(ints_at(first + 64 * line))
 
 
 # -- the queue of events ---------------------------------------------------------------------------

@@ -12,6 +12,8 @@ from moesim.simulator.engine.compiled.memory import (
     INPUT,
     LAUNCH,
     RESUME,
+    ROUNDED,
+    ROUNDING,
     SENT,
     START,
     Run,
@@ -29,6 +31,7 @@ from moesim.simulator.engine.compiled.memory import (
     ints_at,
     largest,
     later_plus,
+    phase_row,
     raise_to,
     row_of,
     schedule,
@@ -53,6 +56,7 @@ from moesim.simulator.engine.compiled.state import (
     TASKS,
     TRANSFER,
 )
+from moesim.simulator.engine.program import NS
 
 # -- transfers and sends ---------------------------------------------------------------------------
 
@@ -74,7 +78,10 @@ def begin_transfer(run: Run, actor: int, task: int, row: int, microbatch: int) -
     run.last_member[task] = first_with(ready, meet)
     run.ready_total[task] = total_of(ready, run.members)
     run.actor_task[actor] = task
-    fetch_row(run, run.task_member[row], microbatch)
+    if run.task_member[row] != 0:
+        fetch_row(run, run.task_member[row], microbatch, 8)
+    else:
+        fetch_row(run, run.task_load[row], microbatch % run.task_load_rows[row], 8)
     wait = meet + run.task_launch[row] - run.counters[NOW]
     if wait > 0:
         run.actor_stage[actor] = AT_LAUNCH
@@ -159,14 +166,34 @@ def _end_transfer(run: Run, actor: int, row: int, microbatch: int) -> None:
     run.actor_stage[actor] = IDLE
     run.finishes[task] = now
     alone = floats_at(run.task_payload[row])[microbatch]
-    ends = row_of(ints_at(run.task_member[row]), microbatch, run.members)
-    clock = clock_of(run, task)
+    ends, clock = _payloads(run, row, microbatch), clock_of(run, task)
     if now - begin != int(np.rint(alone)):  # other flows shared its links: stretch every member alike
         stretch = (now - begin) / alone
         for m in range(run.members):
             clock[m] = int(np.rint(ends[m] * stretch)) + begin
     else:
         copy_shifted(clock, ends, begin, run.members)
+
+
+@compiled
+def _payloads(run: Run, row: int, microbatch: int) -> Vector:
+    """Nanoseconds of the payload of each member, alone on its links: from memory, or worked out (eq. E2)."""
+    if run.task_member[row] != 0:
+        return row_of(ints_at(run.task_member[row]), microbatch, run.members)
+    at = microbatch % run.task_load_rows[row]
+    load = row_of(floats_at(run.task_load[row]), at, run.members)
+    node_load = row_of(floats_at(run.task_node_load[row]), at, run.members)
+    nic_s, scale_up_s, ends, seconds = (
+        run.task_nic_s[row],
+        run.task_scale_up_s[row],
+        run.durations,
+        floats_at(run.durations),
+    )
+    for m in range(run.members):
+        seconds[m] = max(nic_s * node_load[m], scale_up_s * load[m]) * NS + ROUNDING
+    for m in range(run.members):
+        ends[m] -= ROUNDED
+    return ends
 
 
 @compiled
@@ -396,11 +423,13 @@ def _task(run: Run, process: int) -> bool:
     if kind == SHARDING:
         base = _start_row(run, action)
     microbatch = run.action_microbatches[2 * action + run.task_side[row]]
-    own = row_of(ints_at(run.task_rows[row]), microbatch, run.members)
     if row + 1 < run.code_first[code + 1]:
         later = run.action_microbatches[2 * action + run.task_side[row + 1]]
-        fetch_row(run, run.task_rows[row + 1], later)
-    _set_end(run, task, base, first, deps, last, own)
+        if run.task_rows[row + 1] != 0:
+            fetch_row(run, run.task_rows[row + 1], later, 8)
+        elif run.task_draws[row + 1] != 0:
+            fetch_row(run, run.task_draws[row + 1], later, 4)
+    _set_end(run, task, base, first, deps, last, _durations(run, row, microbatch))
     if kind == COMPUTE:
         run.process_compute[process] = task
     elif kind == SHARDING:
@@ -409,6 +438,17 @@ def _task(run: Run, process: int) -> bool:
         run.process_state[process] = TRANSFER
         return begin_transfer(run, process, task, row, microbatch)
     return _left(run, process)
+
+
+@compiled
+def _durations(run: Run, row: int, microbatch: int) -> Vector:
+    """Nanoseconds of the members in a task at a row of the template tables: from memory, or worked out."""
+    if run.task_rows[row] != 0:
+        return row_of(ints_at(run.task_rows[row]), microbatch, run.members)
+    fixed_s, row_s, cv = run.task_fixed_s[row], run.task_row_s[row], run.task_cv[row]
+    load, draws, clock = run.task_received[row], run.task_draws[row], run.task_clock[row]
+    phase_row(run.durations, fixed_s, row_s, load, draws, clock, cv, microbatch, run.members)
+    return run.durations
 
 
 @compiled

@@ -47,7 +47,10 @@ class Tables(NamedTuple):
     A process is a pipeline rank of a group. `action_*`: one entry an action. `code_*`: one a template; -1
     where an output does not leave inside the action. `task_*`: one a task of a template; `task_rows`,
     `task_payload`, `task_member`, `task_load` and `task_node_load` are memory addresses of [micro-batches,
-    members] arrays (of payloads [micro-batches]), so that no duration is copied. `demand_*`: links and bytes
+    members] arrays (of payloads [micro-batches]), so that no duration is copied. Where `task_rows` is 0, the
+    loop works durations out from the task's `Formula`: `task_fixed_s`, `task_row_s`, `task_cv`, and the
+    addresses `task_received` (relative rows), `task_draws` and `task_clock`; where `task_member` is 0, a
+    payload from `task_nic_s`, `task_scale_up_s` and both loads. `demand_*`: links and bytes
     of every constant demand, row by row. `pattern_*`: exchange patterns; link n of all patterns carries
     entries `pattern_link_first[n]` to `pattern_link_first[n + 1]`, each a share of what a member receives
     over the scale-out hop (source = member) or the scale-up hop (source = members + member). `pair_*` [group,
@@ -72,12 +75,20 @@ class Tables(NamedTuple):
     task_dep_first: IntArray
     task_deps: IntArray
     task_rows: IntArray
+    task_fixed_s: FloatArray
+    task_row_s: FloatArray
+    task_cv: FloatArray
+    task_received: IntArray
+    task_draws: IntArray
+    task_clock: IntArray
     task_launch: IntArray
     task_payload: IntArray
     task_member: IntArray
     task_demand: IntArray
     task_first_row: IntArray
     task_pattern: IntArray
+    task_nic_s: FloatArray
+    task_scale_up_s: FloatArray
     task_nic_bytes: FloatArray
     task_scale_up_bytes: FloatArray
     task_load: IntArray
@@ -166,6 +177,7 @@ class RunState(NamedTuple):
     micro-batch); `arrivals` holds when each member has one. `flow_*`: transfers on links, by their serial
     number. `pool_*`: links and bytes of all demands, constant ones first, then `slots` rows for those that
     follow a pattern, with the load that these offer. `received`: bytes of each member over both hops.
+    `durations`: those of the members in the task that starts.
     `link_*`: offered load, carried bytes, and the flows on every link in order of arrival.
     """
 
@@ -223,6 +235,7 @@ class RunState(NamedTuple):
     slots: IntArray
     pool_offered: IntArray
     received: FloatArray
+    durations: IntArray
     link_load: IntArray
     link_bytes: FloatArray
     link_users: IntArray
@@ -286,6 +299,7 @@ _SIZE_OF = {
     **dict.fromkeys(("group", "rates", "caps", "largest", "levels", "active"), "together"),
     "freed": "longest",
     "received": "received",
+    "durations": "members",
 }
 """Size of every vector that begins empty, by its name or by the first word of its name."""
 _ROWS_OF = {"process_sends": 2, "beside_waiters": 2}
@@ -320,6 +334,7 @@ def new_state(tables: Tables, sizes: StepSizes, room: Room) -> RunState:
         "longest": longest,
         "entries": together * longest,
         "received": 2 * members,
+        "members": members,
     }
     pool = constant + room.slots * widest
     given: dict[str, Any] = {

@@ -20,9 +20,8 @@ from moesim.simulator.engine.full_resolution.result import (
     SkewRow,
     Straggler,
 )
-from moesim.simulator.engine.program import NS, CompiledTemplate, Program
+from moesim.simulator.engine.program import NS, CompiledTemplate, Program, rows_of
 from moesim.simulator.engine.records import Execution, inputs_ready_ns
-from moesim.simulator.engine.task_table import member_sums_ns, rows_of
 
 # -- statistics ------------------------------------------------------------------------------------
 
@@ -55,7 +54,7 @@ def group_times(execution: Execution) -> GroupTimes:
         code = table.actions.codes[number]
         sides = [rows_of(side) for side in table.actions.microbatches[actions].T]
         for _, task in table.compute_tasks(group):
-            compute[rank] += member_sums_ns(task.rows_ns, sides[task.side])
+            compute[rank] += task.compute.member_sums_ns(sides[task.side])
         if not code.transfers:
             continue
         waits, alone = _barrier_times(execution, code, actions)

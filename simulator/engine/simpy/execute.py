@@ -213,7 +213,7 @@ class _GroupRun:
                 )
             yield from self.links.transfer(demand, alone)
         finish = record.finishes[number] = int(env.now)
-        end = transfer.member_ns[mb]
+        end = transfer.member_row_ns(mb)
         if finish - begin != round(alone):  # other flows shared its links: stretch every member alike
             end = np.rint(end * ((finish - begin) / alone)).astype(np.int64)
         record.ends[number] = end + begin
@@ -231,6 +231,8 @@ class SimpyEngine:
         and E7. Raises RuntimeError where ranks wait for each other forever, which a validated schedule
         cannot cause.
         """
+        codes = {id(step.code): step.code for program in programs for rank in program.ranks for step in rank}
+        kept = [task.rows_ns for code in codes.values() for task in code.tasks]  # until the last is read
         env = simpy.Environment(initial_time=0)
         links = LinkPool(env, programs[0].link_map.capacity_bytes_per_ns)
         groups = [_GroupRun(program, env, links) for program in programs]
@@ -241,6 +243,7 @@ class SimpyEngine:
         ]
         with without_cyclic_collection():
             env.run()
+        del kept
         stuck = [(group, rank) for group, rank, process in processes if process.is_alive]
         if stuck:
             waits = sorted(key for group, _ in stuck for key in group.waiting)[:4]

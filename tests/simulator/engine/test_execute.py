@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from step_records import execute, records_of
 
 from moesim.simulator.cost.table import SyncCost
-from moesim.simulator.engine.program import PlacedStep, Program
+from moesim.simulator.engine.program import PhaseRows, PlacedStep, Program
 from moesim.simulator.engine.records import Execution
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.schedules import (
@@ -225,8 +225,9 @@ def _later(program: Program, ns: int) -> Program:
     """The program with its first step's first task `ns` longer; durations are shared, so it gets a copy."""
     step = program.ranks[0][0]
     first = step.code.tasks[0]
-    tasks = (first._replace(rows_ns=first.rows_ns + ns), *step.code.tasks[1:])
-    steps = (step._replace(code=replace(step.code, tasks=tasks)), *program.ranks[0][1:])
+    tasks = (first._replace(compute=PhaseRows.of(first.rows_ns + ns)), *step.code.tasks[1:])
+    part = replace(step.code.part, tasks=tasks)
+    steps = (step._replace(code=replace(step.code, tasks=tasks, part=part)), *program.ranks[0][1:])
     return replace(program, ranks=(steps, *program.ranks[1:]))
 
 

@@ -1,15 +1,14 @@
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import numpy as np
 import pytest
 from step_records import execute, records_of
 
-from moesim.simulator.engine import task_table as tables
+from moesim.hwmodels.arrays import IntArray
 from moesim.simulator.engine.full_resolution.statistics import group_times
-from moesim.simulator.engine.program import Program
+from moesim.simulator.engine.program import PhaseRows, Program, rows_of
 from moesim.simulator.engine.records import inputs_ready_ns
 from moesim.simulator.engine.task_table import task_table
 from moesim.simulator.predict.report import breakdowns, compute_ns
@@ -53,7 +52,7 @@ def test_a_table_holds_what_a_walk_over_all_steps_finds(toy: Toy, name: str) -> 
     payloads = [tasks[n][1].transfer.payload_ns[micro[n]] for n in transfers]  # type: ignore[union-attr]
     assert table.transfers.payload_ns().tolist() == payloads
     compute = [
-        sum(float(step.code.compute_ns[side][step.microbatches[side]]) for side in (0, 1)
+        sum(float(step.code.part.compute_ns[side][step.microbatches[side]]) for side in (0, 1)
             if step.microbatches[side] >= 0)
         for step in steps
     ]  # fmt: skip
@@ -71,7 +70,7 @@ def test_breakdowns_are_sums_in_the_order_of_the_actions(toy: Toy, name: str) ->
             span = float((record.end - record.start).mean())
             forward += span if code.kind == "F" else 0.0
             backward += span if code.kind in ("B", "I") else 0.0
-            busy = sum(float(code.compute_ns[side][micro[side]]) for side in (0, 1) if micro[side] >= 0)
+            busy = sum(float(code.part.compute_ns[side][micro[side]]) for side in (0, 1) if micro[side] >= 0)
             exposed += span - busy + float((record.free - record.end).mean())
         assert row.forward == forward / 1e9
         assert row.backward_input == backward / 1e9
@@ -114,17 +113,18 @@ def test_a_transfer_that_waits_for_no_task_is_ready_when_its_action_starts(toy: 
     assert checked
 
 
-def test_durations_that_cannot_change_are_reduced_once() -> None:
-    rows = np.array([[1, 5, 3], [2, 2, 9]])
-    first = tables.slowest_ns(rows)
-    rows[0, 0] = 8
-    assert first.tolist() == [5, 9] and tables.slowest_ns(rows).tolist() == [8, 9]
-    rows.setflags(write=False)
-    kept = tables.total_ns(rows)
-    assert kept.tolist() == [16, 13] and tables.total_ns(rows) is kept
-    some = tables.rows_of(np.array([1])), tables.rows_of(np.array([1, 0]))
-    assert [tables.member_sums_ns(rows, part).tolist() for part in some] == [[2, 2, 9], [10, 7, 12]]
-    count = len(tables._KEPT)
-    del rows
-    gc.collect()
-    assert len(tables._KEPT) == count - 1
+def test_durations_are_worked_out_when_they_are_read_and_their_figures_once() -> None:
+    made: list[int] = []
+
+    def make() -> tuple[IntArray, dict[Hashable, IntArray]]:
+        made.append(len(made))
+        return np.array([[1, 5, 3], [2, 2, 9]]), {"slowest": np.array([5, 9])}
+
+    rows = PhaseRows((2, 3), make)
+    assert rows.slowest_ns.tolist() == [5, 9] and rows.fastest_ns.tolist() == [1, 2]
+    kept = rows.total_ns
+    assert kept.tolist() == [9, 13] and rows.total_ns is kept
+    some = rows_of(np.array([1])), rows_of(np.array([1, 0]))
+    assert [rows.member_sums_ns(part).tolist() for part in some] == [[2, 2, 9], [3, 7, 12]]
+    before, numbers = len(made), rows.ns  # which nobody had kept
+    assert rows.ns is numbers and len(made) == before + 1

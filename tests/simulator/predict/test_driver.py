@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout.job import resolve
 from moesim.simulator.predict.driver import finish, predict, simulate
+from moesim.simulator.predict.result_parts import Later
 from moesim.simulator.predict.step import prepare, run_step
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario import scenario as module
@@ -103,3 +105,37 @@ def test_a_cluster_is_one_pool(home_case: Any) -> None:
     (pool,) = prepared.pools
     assert pool.part.ranks == range(prepared.schedule.pp)
     assert prepared.programs is pool.programs and pool.memory == prepared.memory
+
+
+def test_a_result_works_out_what_is_read_and_is_whole_for_everybody_else(small: Scenario) -> None:
+    unread, whole = simulate(small), simulate(small).completed()
+    assert unread.step.time_s == whole.step.time_s
+    unread = simulate(small)
+    assert {"provenance", "utilisation"} <= set(unread._later) and unread.step._later
+    assert unread.utilisation == whole.utilisation and "utilisation" not in unread._later
+    assert list(unread.model_dump()) == list(whole.model_dump()) and not unread._later
+    assert simulate(small) == whole and pickle.loads(pickle.dumps(simulate(small))) == whole
+    assert simulate(small).model_dump_json() == whole.model_dump_json()
+    assert simulate(small).model_copy(update={"seed": 7}).moved_bytes == whole.moved_bytes
+    with pytest.raises(AttributeError, match="no_field"):
+        simulate(small).no_field  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_only_the_last_result_keeps_the_arrays_of_its_step(small: Scenario) -> None:
+    before = simulate(small)
+    simulate(small.replace(seed=3))
+    assert not before._later and not before.step._later
+
+
+class OneFigure(Later):
+    """A result with one figure."""
+
+    nic: float
+
+
+def test_a_figure_that_is_not_finite_is_no_result() -> None:
+    with pytest.raises(ValueError, match="nic=nan"):
+        OneFigure.of({"nic": float("nan")}, {})
+    late = OneFigure.of({}, {"nic": lambda: float("inf")})
+    with pytest.raises(ValueError, match="nic=inf"):
+        assert late.nic

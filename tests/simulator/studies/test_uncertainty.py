@@ -107,6 +107,26 @@ def test_what_an_entry_does_not_touch_keeps_its_price(run: Run) -> None:
     assert 2 <= changed < len(used[::3])
 
 
+def test_entries_shifted_one_after_the_other_are_priced_from_the_profile_before_all(run: Run) -> None:
+    prepared = run[0]
+    used = [
+        entry.id
+        for entry in prepared.profile.entries()
+        if entry.id in prepared.program.costs.evidence.entries
+    ]
+    moved = prepared.profile
+    for id_ in used:
+        moved = shifted(moved, id_, 0.1, 132)
+    assert moved._shifted_from == (prepared.profile, frozenset(used)) and len(used) > 3
+    fresh = moved.model_copy()  # every price depends on the launch gap, so that none is taken over
+    fresh._shifted_from = prepared.profile, frozenset((*used, "launch_gap"))
+    tables = [
+        cost_table(Pricer(prepared.job.with_rates(profile=profile)), prepared.schedule, prepared.stages)
+        for profile in (moved, fresh)
+    ]
+    assert tables[0] == tables[1] != prepared.program.costs
+
+
 def test_an_unknown_entry_is_told() -> None:
     with pytest.raises(InputError, match="no entry 'nothing'"):
         shifted(PROFILE, "nothing", 0.1, 132)
