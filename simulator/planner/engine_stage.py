@@ -59,8 +59,8 @@ def rank(
     text = f"{estimated:,} plans in closed form; the front of time and memory"
     say(0.0, text)
     scenarios = [scenario_of(s.scenario, s.candidates, n) for s, n in todo]
-    # Plans with the same prices run one after the other in one process.
-    order = sorted(range(len(scenarios)), key=lambda n: (_price_key(scenarios[n]), n))
+    # Plans of one schedule, and among them those with the same prices, run one after the other in a process.
+    order = sorted(range(len(scenarios)), key=lambda n: (_shared_key(scenarios[n]), n))
     steps: dict[int, PlanStep | str] = {}
 
     def alive() -> None:
@@ -84,16 +84,15 @@ def rank(
     return goal.ranked(rows), problems
 
 
-def _price_key(scenario: Scenario) -> tuple[object, ...]:
-    """A key that plans with the same prices of compute and transfers share; it can be sorted."""
+def _shared_key(scenario: Scenario) -> tuple[object, ...]:
+    """A key by which plans with the same schedule, and then with the same prices, are neighbours."""
     plan = scenario.parallel
     return (
+        (scenario.schedule, plan.pp, plan.vpp, plan.tp * plan.cp / plan.microbatch, scenario.stages.layers or ()),
         (plan.tp, plan.cp, plan.ep, plan.expert_tp, plan.microbatch),
         precision_name(scenario),
         recompute_label(scenario.recompute),
         scenario.communication.sms,
-        scenario.schedule,
-        plan.pp,
     )
 
 
