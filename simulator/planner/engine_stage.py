@@ -88,7 +88,13 @@ def _shared_key(scenario: Scenario) -> tuple[object, ...]:
     """A key by which plans with the same schedule, and then with the same prices, are neighbours."""
     plan = scenario.parallel
     return (
-        (scenario.schedule, plan.pp, plan.vpp, plan.tp * plan.cp / plan.microbatch, scenario.stages.layers or ()),
+        (
+            scenario.schedule,
+            plan.pp,
+            plan.vpp,
+            plan.tp * plan.cp / plan.microbatch,
+            scenario.stages.layers or (),
+        ),
         (plan.tp, plan.cp, plan.ep, plan.expert_tp, plan.microbatch),
         precision_name(scenario),
         recompute_label(scenario.recompute),

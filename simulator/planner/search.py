@@ -58,6 +58,7 @@ def plan(
     workers: int = 1,
     trainer: str | None = None,
     headroom: float | None = None,
+    scheduler: str | None = None,
 ) -> PlanResult:
     """Find the best plans for a scenario's model and batch on its cluster or fleet (docs/planner.md).
 
@@ -67,7 +68,8 @@ def plan(
     cluster has no price). `top`: number of families that the engine simulates and ranks, up to 1,000; plans
     of one family differ only in precision, recompute, SMs and ZeRO stage. `workers`: processes that run the
     engine (1 = this process); the result does not depend on it, and a script that asks for more than one must
-    guard its main module, as multiprocessing demands. `trainer`: a training framework, such as "megatron" or
+    guard its main module, as multiprocessing demands. `scheduler`: address of a Dask cluster to use instead.
+    `trainer`: a training framework, such as "megatron" or
     "megatron@0.14"; only plans that it can run are searched, priced as it runs them, and `result.trainer`
     says what the best of all plans would gain. `headroom`: share of the memory that the bytes in use leave
     free; 0 admits plans at risk; None keeps what framework and allocator may reserve. `progress` is called
@@ -90,7 +92,7 @@ def plan(
         raise InputError(
             f"trainer={trainer}: no trainer splits layers over the pools of a fleet; give a cluster"
         )
-    with engine_processes(workers) as pool, without_cyclic_collection():
+    with engine_processes(workers, scheduler) as pool, without_cyclic_collection():
         if framework is not None:
             alone = replace(goal, top=1)
             started = None if pool is None else pool.submit(_best_of_all, scenario, wanted, alone)

@@ -183,6 +183,7 @@ def test_impossible_wishes_say_why() -> None:
         ({"budget_usd": float("nan")}, "budget_usd=nan"),
         ({"top": 0}, "top=0"),
         ({"workers": 0}, "workers=0"),
+        ({"workers": 2, "scheduler": "tcp://h:1"}, "workers=2 beside the Dask scheduler tcp://h:1"),
         ({"space": PlanSpace(**{**SPACE, "sms": (132,)})}, "sms=132"),
     ],
 )
