@@ -15,7 +15,7 @@ from moesim.simulator.cost.cost_table import (
     pipeline_send,
     with_collectives,
 )
-from moesim.simulator.cost.end_of_step import rank_step_end
+from moesim.simulator.cost.end_of_step import rank_step_ends
 from moesim.simulator.cost.load_clock import at_clock
 from moesim.simulator.cost.pricing import Pricer, framework_copies
 from moesim.simulator.cost.table import (
@@ -369,7 +369,7 @@ class PlanCosts(OfJob):
             missing = [chunks for chunks in dict.fromkeys(ranks) if chunks not in ends]
             if missing:
                 pricer = self.pricer(plan, recipe, self.arithmetic(policy), sms)
-                ends |= {chunks: rank_step_end(pricer, chunks, schedule) for chunks in missing}
+                ends |= rank_step_ends(pricer, missing, schedule)
             return tuple(ends[chunks] for chunks in ranks)
 
         return self._once(("sync", shared, place), made)
