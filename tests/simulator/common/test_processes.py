@@ -10,11 +10,14 @@ import pytest
 
 import moesim
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.planner import engine_stage
 from moesim.simulator.planner.search import plan
 from moesim.simulator.planner.space import PlanSpace
 from moesim.simulator.predict.step import prepare
+from moesim.simulator.predict.work_size import Band
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.serving.sizing import serve_plan
+from moesim.simulator.studies.compare import relative_draws
 from moesim.simulator.studies.effects import EntryEffect
 from moesim.simulator.studies.sources import number_sources
 from moesim.simulator.studies.uncertainty import engine_steps_s, start_workers
@@ -33,13 +36,15 @@ def scheduler() -> Iterator[str]:
         yield cluster.scheduler_address
 
 
-def test_a_plan_search(scheduler: str) -> None:
+def test_a_plan_search(scheduler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_stage, "MOST_COMPARED", 1)
     space = PlanSpace(
         tp=(1,), pp=(4,), ep=(8, 16), cp=(1,), vpp=(1,), microbatch=(1,), schedule=("1f1b",),
         recompute=("full",), precision=("bf16",), sms=(20,), zero_stage=(1,), headroom=0.0,
     )  # fmt: skip
     here, there = (plan(load_scenario(SMALL), space, top=2, scheduler=s) for s in (None, scheduler))
     assert json.dumps(here.to_dict()) == json.dumps(there.to_dict())
+    assert here.best.spread == Band.of(1.0, relative_draws(here.best.scenario))
 
 
 def test_engine_draws(scheduler: str) -> None:
