@@ -464,9 +464,8 @@ class Pricer(OfJob):
         costs = memo.get(key)
         if costs is None:
             operators = self.operators(kind).get(phase, ())
-            slowed = phase in EP_PHASES and mode != "alone"
-            costs = (None if slowed else self._unshifted_costs(key)) or self._priced(operators, mode)
-            if slowed:
+            costs = self._priced(operators, mode)
+            if phase in EP_PHASES and mode != "alone":
                 costs = beside_compute(operators, costs, self.profile, self.scenario.communication.sms)
             memo[key] = costs
         return costs
@@ -491,7 +490,7 @@ class Pricer(OfJob):
         Prices at shifted rates are used once, so they are not kept.
         """
         operators, costs = self.operators(key[0]).get(key[1], ()), self.operator_costs(*key)
-        if self._before is not None and costs is not self._before[0].operator_costs(*key):
+        if self.shifted:
             return make(operators, costs)
         return known.get((Same(operators), Same(costs)), lambda: make(operators, costs))
 
@@ -500,21 +499,12 @@ class Pricer(OfJob):
         if self._before is None:
             return None
         pricer, entry = self._before
-        price = pricer._memo(key[2]).phases.get(key)
-        return price if price is not None and unaffected(pricer._dependencies(key), entry) else None
-
-    def _dependencies(self, key: PhaseKey) -> frozenset[str]:
-        """Entries and numbers of the profile on which the operators of a phase depend."""
-        known = self._memo(key[2]).dependencies
-        if key not in known:
-            known[key] = frozenset().union(*(cost.depends_on for cost in self.operator_costs(*key)))
-        return known[key]
-
-    def _unshifted_costs(self, key: PhaseKey) -> tuple[OperatorCost, ...] | None:
-        """Prices of a phase's operators before an entry was shifted on which none of them depends."""
-        if self._before is None or not unaffected(self._before[0]._dependencies(key), self._before[1]):
-            return None
-        return self._before[0].operator_costs(*key)
+        memo = pricer._memo(key[2])
+        price, entries = memo.phases.get(key), memo.dependencies.get(key)
+        if price is not None and entries is None:
+            depends = (cost.depends_on for cost in pricer.operator_costs(*key))
+            entries = memo.dependencies[key] = frozenset().union(*depends)
+        return price if entries is not None and unaffected(entries, entry) else None
 
     def loads(
         self,
