@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import fsum
@@ -150,7 +150,8 @@ class PlanCosts(OfJob):
     ) -> Pricer:
         """The pricer of one plan, with the operators of the plans that split and compute a layer alike.
 
-        `schedule`: None for the scenario's.
+        It shares transfers and collectives with the plans that differ from it in recompute, ZeRO stage or
+        schedule. `schedule`: None for the scenario's.
         """
         communication = self.scenario.communication
         if sms is not None:
@@ -162,7 +163,10 @@ class PlanCosts(OfJob):
             "communication": communication,
             "schedule": schedule or self.scenario.schedule,
         }
-        return Pricer.shared(replace(self.job, scenario=self.scenario.model_copy(update=update)))
+        split = plan.tp, plan.cp, plan.ep, plan.expert_tp, plan.pp, plan.microbatch, plan.sequence_parallel
+        moves = self._once(("moves", split, self.number(recipe), communication.sms), dict[Hashable, Any])
+        own = Pricer.shared(replace(self.job, scenario=self.scenario.model_copy(update=update)))
+        return replace(own, _moves=moves)
 
     # -- compute ---------------------------------------------------------------------------------------
 
