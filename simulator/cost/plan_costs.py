@@ -151,7 +151,8 @@ class PlanCosts(OfJob):
         """The pricer of one plan, with the operators of the plans that split and compute a layer alike.
 
         It shares transfers and collectives with the plans that differ from it in recompute, ZeRO stage or
-        schedule. `schedule`: None for the scenario's.
+        schedule, and the host's calls with all plans that have the same operators. `schedule`: None for that
+        of the scenario.
         """
         communication = self.scenario.communication
         if sms is not None:
@@ -166,7 +167,7 @@ class PlanCosts(OfJob):
         split = plan.tp, plan.cp, plan.ep, plan.expert_tp, plan.pp, plan.microbatch, plan.sequence_parallel
         moves = self._once(("moves", split, self.number(recipe), communication.sms), dict[Hashable, Any])
         own = Pricer.shared(replace(self.job, scenario=self.scenario.model_copy(update=update)))
-        return replace(own, _moves=moves)
+        return replace(own, _moves=moves, _host_calls=self._once(("host calls",), dict[Hashable, Any]))
 
     # -- compute ---------------------------------------------------------------------------------------
 
@@ -296,7 +297,7 @@ class PlanCosts(OfJob):
             pricer = self.pricer(plan, recipe, policy, sms, schedule.name)
             about = (modes, plan.tp, plan.cp, plan.microbatch, plan.sequence_parallel)
             for kind in self.kinds:
-                step = partial(inside_step, pricer, kind, compute, transfer, modes)
+                step = partial(inside_step, pricer, kind, compute, transfer, modes, evidence=self.evidence)
                 # A block that sends nothing depends on its own compute and its tokens.
                 sends = kind in self.routed or sync.inside_step or host is not None
                 inside = step() if sends else self._once_for(kind, compute, about, step)
