@@ -85,12 +85,19 @@ def block_prices(
 
 
 def inside_step(
-    pricer: Pricer, kind: BlockKind, compute: Compute, transfer: Transfers, modes: Sequence[Mode]
+    pricer: Pricer,
+    kind: BlockKind,
+    compute: Compute,
+    transfer: Transfers,
+    modes: Sequence[Mode],
+    *,
+    evidence: bool = True,
 ) -> tuple[dict[PhaseKey, PhaseCost], dict[PhaseKey, TransferCost]]:
     """Prices of a block that change inside a step, and the transfers that the step adds.
 
     The clock follows the load of the block, collectives over the replicas run beside the compute or hold it
-    up, and launch stalls lengthen the compute. Raises InputError for an unknown host.
+    up, and launch stalls lengthen the compute. `evidence`: whether the prices carry that of launches. Raises
+    InputError for an unknown host.
     """
     beside = shared_beside_transfers(pricer, kind, compute, transfer)
     compute = {**compute, **beside}
@@ -109,7 +116,9 @@ def inside_step(
         for block, own in each:
             if block.transfers:
                 slowed |= slowed_by_overlap(kind, prices, block, pricer.lost_beside_library, own)
-        return slowed | launch_stalls(pricer, kind, {**prices, **slowed}, {**transfer, **moved}, modes)
+        return slowed | launch_stalls(
+            pricer, kind, {**prices, **slowed}, {**transfer, **moved}, modes, evidence=evidence
+        )
 
     if law_of(pricer) is None:
         return beside | stalled(compute), moved

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from math import ceil, fsum
+from typing import Any, TypeAlias, TypeVar
 
 from moesim.simulator.cost.collectives.ring import busiest_bytes
 from moesim.simulator.cost.compute import OperatorCost
@@ -54,6 +56,8 @@ from moesim.simulator.model.operators import optimizer_operators
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT
 from moesim.simulator.schedules import Schedule
 
+T = TypeVar("T")
+
 NORM_BYTES = 4.0
 """The sum of squares of a rank's gradients, in FP32."""
 
@@ -61,16 +65,42 @@ NORM_BYTES = 4.0
 def step_end(pricer: Pricer, schedule: Schedule, stages: StageAssignment) -> tuple[SyncCost, ...]:
     """End of the step on every pipeline rank (docs/model.md, section "End of the step")."""
     by_rank = chunks_by_rank(schedule, stages, by_place=pricer.scenario.software.buckets_by_chunk)
-    same = {chunks: rank_step_end(pricer, chunks, schedule) for chunks in dict.fromkeys(by_rank)}
+    same = rank_step_ends(pricer, by_rank, schedule)
     return tuple(same[chunks] for chunks in by_rank)
 
 
-def rank_step_end(pricer: Pricer, chunks: RankChunks, schedule: Schedule) -> SyncCost:
-    """End of the step on a pipeline rank that holds these blocks (docs/model.md, eq. E5)."""
+def rank_step_ends(
+    pricer: Pricer, ranks: Iterable[RankChunks], schedule: Schedule
+) -> dict[RankChunks, SyncCost]:
+    """End of the step on each of some pipeline ranks; what ranks with equal chunks share is priced once."""
+    known: _Known = {}
+    return {chunks: rank_step_end(pricer, chunks, schedule, known) for chunks in dict.fromkeys(ranks)}
+
+
+_Known: TypeAlias = dict[Hashable, Any]
+"""Prices that the ranks of one plan share, by what they are of."""
+
+
+def _once(known: _Known | None, key: Hashable, price: Callable[[], T]) -> T:
+    if known is None:
+        return price()
+    if key not in known:
+        known[key] = price()
+    value: T = known[key]
+    return value
+
+
+def rank_step_end(
+    pricer: Pricer, chunks: RankChunks, schedule: Schedule, known: _Known | None = None
+) -> SyncCost:
+    """End of the step on a pipeline rank that holds these blocks (docs/model.md, eq. E5).
+
+    `known`: prices of the ranks before, with the same pricer and schedule.
+    """
     kinds = chunks.kinds
     dense, expert = _held_parameters(pricer, chunks)
-    update = phase_cost(*update_operators(pricer, chunks, schedule))
-    reduction, gather = _collectives(pricer, chunks, schedule, dense, expert, update.fixed_s)
+    update = _once(known, kinds, lambda: phase_cost(*update_operators(pricer, chunks, schedule)))
+    reduction, gather = _collectives(pricer, chunks, schedule, dense, expert, update.fixed_s, known)
     tied = _tied_tables(pricer, kinds, schedule)
     reduce_s, gather_s = reduction.seconds + tied.seconds, gather.seconds
     links = pricer.links
@@ -129,7 +159,13 @@ def update_operators(
 
 
 def _collectives(
-    pricer: Pricer, chunks: RankChunks, schedule: Schedule, dense: float, expert: float, update_s: float
+    pricer: Pricer,
+    chunks: RankChunks,
+    schedule: Schedule,
+    dense: float,
+    expert: float,
+    update_s: float,
+    known: _Known | None,
 ) -> tuple[CostedSeconds, CostedSeconds]:
     """Exposed gradient reduction and parameter gather of a rank with (dense, expert) parameters.
 
@@ -153,7 +189,7 @@ def _collectives(
         return last + groups[0], groups[1]
     if software.buckets_by_chunk and copies == 1:
         update_s = update_s if software.overlap_optimizer else 0.0
-        reduction, gather = exposed_by_chunk(pricer, chunks, schedule, update_s)
+        reduction, gather = exposed_by_chunk(pricer, chunks, schedule, update_s, known)
     else:
         pieces = pieces_of(pricer, chunks.kinds, dense, expert, copies)
         reduction, gather = _alone(pricer, dense, expert, copies, pieces)
@@ -225,17 +261,33 @@ def _over_groups(
     return left[0], left[1]
 
 
+_Chunk: TypeAlias = tuple[
+    tuple[float, float],
+    tuple[CostedSeconds, CostedSeconds],
+    tuple[tuple[float, float], tuple[float, float]],
+]
+"""Dense and expert parameters of a chunk, its collectives alone, and the seconds behind which they hide."""
+
+
 def exposed_by_chunk(
-    pricer: Pricer, chunks: RankChunks, schedule: Schedule, update_s: float
+    pricer: Pricer,
+    chunks: RankChunks,
+    schedule: Schedule,
+    update_s: float,
+    known: _Known | None = None,
 ) -> tuple[CostedSeconds, CostedSeconds]:
     """Exposed reduction and gather of a rank as Megatron core buckets them (docs/model.md, eq. O12, O13).
 
     `update_s`: seconds of its optimizer where the first chunk is gathered beside that of the others, else 0.
+    `known`: see `rank_step_end`.
     """
-    each = {}  # chunks alike are priced once
-    for chunk in dict.fromkeys(chunks.chunks):
+
+    def priced(chunk: tuple[BlockKind, ...]) -> _Chunk:
         dense, expert = (fsum(pricer.block_parameters(kind)[i] for kind in chunk) for i in (0, 1))
-        each[chunk] = (dense, expert), _alone(pricer, dense, expert, 1), _windows(pricer, chunk, schedule)
+        return (dense, expert), _alone(pricer, dense, expert, 1), _windows(pricer, chunk, schedule)
+
+    # Chunks alike are priced once.
+    each = {c: _once(known, ("chunk", c), partial(priced, c)) for c in dict.fromkeys(chunks.chunks)}
     parameters, alone, windows = zip(*(each[chunk] for chunk in chunks.chunks), strict=True)
     forwards, backwards = (tuple(fsum(window[i]) for window in windows) for i in (0, 1))
     software, layout = pricer.scenario.software, pricer.layout
@@ -249,7 +301,7 @@ def exposed_by_chunk(
     if pricer.scenario.parallel.zero_stage == 0:
         names = (("reduce_scatter", "all_gather"), ("all_gather",))
     slow = [
-        slow_down_by_compute(pricer, name, kinds, size, 1)
+        _once(known, (name, kinds), partial(slow_down_by_compute, pricer, name, kinds, size, 1))
         for name, size in zip(names, _element_bytes(pricer), strict=True)
     ]
     reductions, gathers = (ChunkTimes(tuple(chunk[i].seconds for chunk in alone), passed)

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.host import BlockFamily, CallKind, Host, load_host
+from moesim.simulator.common.bounded_cache import Same
 from moesim.simulator.cost.data_parallel import parts_of
 from moesim.simulator.cost.evidence import Evidence
 from moesim.simulator.cost.pricing import Pricer
@@ -157,11 +158,17 @@ COLLECTIVES_PER_HALF = 2
 
 
 def launch_stalls(
-    pricer: Pricer, kind: BlockKind, compute: Compute, transfer: Transfers, modes: Sequence[Mode]
+    pricer: Pricer,
+    kind: BlockKind,
+    compute: Compute,
+    transfer: Transfers,
+    modes: Sequence[Mode],
+    *,
+    evidence: bool = True,
 ) -> dict[PhaseKey, PhaseCost]:
     """Compute of a block with its launch stalls, spread in proportion to its phases; empty without a host.
 
-    Raises InputError for an unknown host.
+    `evidence`: whether the prices say that they contain launches. Raises InputError for an unknown host.
     """
     software = pricer.scenario.software
     if software.host is None and software.launch_blocking:
@@ -199,7 +206,7 @@ def launch_stalls(
                     if wait_s > 0.0:
                         fixed_s, worst_s = cost.fixed_s + part, cost.worst_s + part * slowest
                         cost = replace(cost, fixed_s=fixed_s, host_s=part, worst_s=worst_s)
-                    out[key] = replace(cost, evidence=cost.evidence | counted)
+                    out[key] = replace(cost, evidence=cost.evidence | counted) if evidence else cost
     return out
 
 
@@ -496,7 +503,8 @@ def _phase_launches(
     total = fsum(alone)
     factor = (price.seconds - price.exposed_s) / total if total else 0.0
     launches = []
-    key = (kind, phase, extra_s, times.family, times.slowness, times.compiled)
+    operators = Same(pricer.operators(kind).get(phase, ()))
+    key = (operators, kind, phase, extra_s, times.family, times.slowness, times.compiled)
     calls = pricer.host_calls(key, lambda: _operator_calls(pricer, times, kind, phase, extra_s))
     for (reads, host_s), seconds in zip(calls, alone, strict=True):
         launches += reads

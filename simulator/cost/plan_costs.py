@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import fsum
@@ -15,7 +15,7 @@ from moesim.simulator.cost.cost_table import (
     pipeline_send,
     with_collectives,
 )
-from moesim.simulator.cost.end_of_step import rank_step_end
+from moesim.simulator.cost.end_of_step import rank_step_ends
 from moesim.simulator.cost.load_clock import at_clock
 from moesim.simulator.cost.pricing import Pricer, framework_copies
 from moesim.simulator.cost.table import (
@@ -150,7 +150,9 @@ class PlanCosts(OfJob):
     ) -> Pricer:
         """The pricer of one plan, with the operators of the plans that split and compute a layer alike.
 
-        `schedule`: None for the scenario's.
+        It shares transfers and collectives with the plans that differ from it in recompute, ZeRO stage or
+        schedule, and the host's calls with all plans that have the same operators. `schedule`: None for that
+        of the scenario.
         """
         communication = self.scenario.communication
         if sms is not None:
@@ -162,7 +164,10 @@ class PlanCosts(OfJob):
             "communication": communication,
             "schedule": schedule or self.scenario.schedule,
         }
-        return Pricer.shared(replace(self.job, scenario=self.scenario.model_copy(update=update)))
+        split = plan.tp, plan.cp, plan.ep, plan.expert_tp, plan.pp, plan.microbatch, plan.sequence_parallel
+        moves = self._once(("moves", split, self.number(recipe), communication.sms), dict[Hashable, Any])
+        own = Pricer.shared(replace(self.job, scenario=self.scenario.model_copy(update=update)))
+        return replace(own, _moves=moves, _host_calls=self._once(("host calls",), dict[Hashable, Any]))
 
     # -- compute ---------------------------------------------------------------------------------------
 
@@ -292,7 +297,7 @@ class PlanCosts(OfJob):
             pricer = self.pricer(plan, recipe, policy, sms, schedule.name)
             about = (modes, plan.tp, plan.cp, plan.microbatch, plan.sequence_parallel)
             for kind in self.kinds:
-                step = partial(inside_step, pricer, kind, compute, transfer, modes)
+                step = partial(inside_step, pricer, kind, compute, transfer, modes, evidence=self.evidence)
                 # A block that sends nothing depends on its own compute and its tokens.
                 sends = kind in self.routed or sync.inside_step or host is not None
                 inside = step() if sends else self._once_for(kind, compute, about, step)
@@ -369,7 +374,7 @@ class PlanCosts(OfJob):
             missing = [chunks for chunks in dict.fromkeys(ranks) if chunks not in ends]
             if missing:
                 pricer = self.pricer(plan, recipe, self.arithmetic(policy), sms)
-                ends |= {chunks: rank_step_end(pricer, chunks, schedule) for chunks in missing}
+                ends |= rank_step_ends(pricer, missing, schedule)
             return tuple(ends[chunks] for chunks in ranks)
 
         return self._once(("sync", shared, place), made)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from typing import TypeAlias
 
 from moesim.hwmodels.arrays import FloatArray
@@ -23,33 +24,40 @@ from moesim.simulator.studies.compare import band_of_margin, places_of, relative
 FRONT = 0.5
 """Share of the time of this part after which the front is known; on one core as long as six simulations."""
 
+Draws: TypeAlias = dict[tuple[object, ...], FloatArray]
+"""Draws of the steps of simulated plans, by the key of their rows."""
+
+OWN_KEY = ("the scenario's own plan",)
+"""Key of the draws of the scenario's own plan, which may be among the others with other stages."""
+
 Place: TypeAlias = tuple[VariantSearch, int, int]
 """A plan of a search with a placement of its space."""
 
 
-def simulate_own(scenario: Scenario) -> PlanStep | str:
+def simulate_own(scenario: Scenario, draws: bool = False) -> PlanStep | str:
     """The simulated step of the scenario's own plan, or the reason why it is illegal or does not fit."""
-    step = simulated(scenario)
+    step = simulated(scenario, draws)
     if isinstance(step, str):
         return step
     used, capacity = step.memory.total_bytes / GIB, step.memory.capacity_bytes / GIB
     return step if step.memory.fits else f"out of memory: needs {used:.2f} of {capacity:.2f} GiB"
 
 
-def simulated(scenario: Scenario) -> PlanStep | str:
-    """Simulate a plan (in a worker process); returns the message if the engine refuses it."""
+def simulated(scenario: Scenario, draws: bool = False) -> PlanStep | str:
+    """Simulate a plan (in a worker process), with the draws of its step; the message if it is refused."""
     try:
-        return simulate_plan(scenario)
+        return simulate_plan(scenario, draws=draws)
     except InputError as error:
         return str(error)
 
 
 def rank(
     searches: Sequence[VariantSearch], goal: Goal, pool: Executor | None, say: OnProgress
-) -> tuple[list[PlanRow], list[str]]:
+) -> tuple[list[PlanRow], list[str], Draws]:
     """Simulate the best plans of all variants, and find the fronts of time and memory.
 
-    Returns the rows of the simulated plans, best first, and sentences on those that the engine refused.
+    Returns the rows of the simulated plans, best first, sentences on those that the engine refused, and the
+    draws of the steps where all of them will be compared.
     """
     todo = [(search, number) for search in searches for number in search.chosen]
     if len(searches) > 1:
@@ -59,8 +67,8 @@ def rank(
     text = f"{estimated:,} plans in closed form; the front of time and memory"
     say(0.0, text)
     scenarios = [scenario_of(s.scenario, s.candidates, n) for s, n in todo]
-    # Plans with the same prices run one after the other in one process.
-    order = sorted(range(len(scenarios)), key=lambda n: (_price_key(scenarios[n]), n))
+    # Plans of one schedule, and among them those with the same prices, run one after the other in a process.
+    order = sorted(range(len(scenarios)), key=lambda n: (_shared_key(scenarios[n]), n))
     steps: dict[int, PlanStep | str] = {}
 
     def alive() -> None:
@@ -68,32 +76,40 @@ def rank(
         words = f"{done} of {count} plans simulated" if done else f"simulating {count} plans"
         say(FRONT + (1.0 - FRONT) * (done / max(1, count)), words)
 
-    running = outcomes(pool, simulated, [scenarios[n] for n in order], alive)
+    compared = len(order) <= MOST_COMPARED and goal.objective != "memory"
+    running = outcomes(pool, partial(simulated, draws=compared), [scenarios[n] for n in order], alive)
     for number, search in enumerate(searches):  # this process refines the fronts while the workers simulate
         search.front = search.study.front(equal_part(say, number, len(searches), 0.0, FRONT))
     for place, step in running:
         steps[order[place]] = step
         alive()
-    rows, problems = [], []
+    rows, problems, draws = [], [], Draws()
     for place, (search, number) in enumerate(todo):
         step = steps[place]
         if isinstance(step, str):
             problems.append(f"{search.row(number, None).label} is left out: {step}")
         elif step.keeps(search.headroom) and (step.time_s or 0.0) <= search.most_s:
             rows.append(search.row(number, step))
-    return goal.ranked(rows), problems
+            if step.draws is not None:
+                draws[_key(rows[-1])] = step.draws
+    return goal.ranked(rows), problems, draws
 
 
-def _price_key(scenario: Scenario) -> tuple[object, ...]:
-    """A key that plans with the same prices of compute and transfers share; it can be sorted."""
+def _shared_key(scenario: Scenario) -> tuple[object, ...]:
+    """A key by which plans with the same schedule, and then with the same prices, are neighbours."""
     plan = scenario.parallel
     return (
+        (
+            scenario.schedule,
+            plan.pp,
+            plan.vpp,
+            plan.tp * plan.cp / plan.microbatch,
+            scenario.stages.layers or (),
+        ),
         (plan.tp, plan.cp, plan.ep, plan.expert_tp, plan.microbatch),
         precision_name(scenario),
         recompute_label(scenario.recompute),
         scenario.communication.sms,
-        scenario.schedule,
-        plan.pp,
     )
 
 
@@ -140,17 +156,22 @@ MOST_COMPARED = 10
 
 
 def placed(
-    rows: Sequence[PlanRow], own: PlanRow | None, goal: Goal, pool: Executor | None
+    rows: Sequence[PlanRow], own: PlanRow | None, goal: Goal, pool: Executor | None, known: Draws
 ) -> tuple[list[PlanRow], PlanRow | None]:
     """Ranked rows and the scenario's own, with places and the intervals of how far they are behind the best.
 
+    `known`: draws of some of the rows; those of the others are computed.
     Plans that the interval of their difference does not tell apart share a place. Rows beyond
     `MOST_COMPARED` have no intervals, and with the objective memory none has: no step pays for memory.
     """
     own = None if own is None else replace(own, margin=goal.value(own) / goal.value(rows[0]) - 1.0)
     compared = [] if goal.objective == "memory" else list(rows[:MOST_COMPARED])
     asked = [*compared, *([own] if own is not None and compared else [])]
-    draws = dict(outcomes(pool, relative_draws, [row.scenario for row in asked]))
+    keys = [*(_key(row) for row in compared), OWN_KEY][: len(asked)]
+    draws = {n: known[key] for n, key in enumerate(keys) if key in known}
+    rest = [n for n in range(len(asked)) if n not in draws]
+    for place, drawn_now in outcomes(pool, relative_draws, [asked[n].scenario for n in rest]):
+        draws[rest[place]] = drawn_now
     drawn = [draws.get(n) if n < len(compared) else None for n in range(len(rows))]
     places = places_of([row.margin for row in rows], drawn)
     placed_rows = [replace(row, place=place) for row, place in zip(rows, places, strict=True)]

@@ -1,4 +1,4 @@
-"""Worker processes in which a plan search runs the engine."""
+"""Worker processes, or a Dask cluster, in which a search runs the engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from multiprocessing.connection import wait as first_ready
 from typing import TypeVar
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.common.processes import worker_pool
+from moesim.simulator.common.processes import DaskPool, worker_pool
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -36,12 +36,26 @@ PATIENCE_S = 0.1
 
 
 @contextmanager
-def engine_processes(workers: int) -> Iterator[Executor | None]:
+def engine_processes(workers: int, scheduler: str | None = None) -> Iterator[Executor | None]:
     """Start worker processes, which import the engine in the background; one worker is this process: None.
 
-    They end with the block, whatever they compute then, and with this process. Raises InputError for a number
-    out of range, and if a worker process dies.
+    They end with the block, whatever they compute then, and with this process. `scheduler`: address of a Dask
+    cluster to use instead. Raises InputError for a number out of range, for several workers beside a cluster,
+    and if a worker dies.
     """
+    if scheduler is not None:
+        if workers != 1:
+            raise InputError(
+                f"workers={workers} beside the Dask scheduler {scheduler}: the cluster has its own workers; "
+                "leave workers out"
+            )
+        cluster = DaskPool(scheduler)
+        try:
+            with cluster.losses_explained():
+                yield cluster
+        finally:
+            cluster.shutdown(wait=False)
+        return
     if not 1 <= workers <= MOST_WORKERS:
         raise InputError(f"workers={workers} must lie between 1 and {MOST_WORKERS}")
     if workers == 1:

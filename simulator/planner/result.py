@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
+from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.summary_text import gib, percent, short, table_lines
@@ -28,6 +29,7 @@ from moesim.simulator.predict.work_size import Band
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.inputs import Inputs
 from moesim.simulator.scenario.sections import Stages
+from moesim.simulator.studies.compare import step_draws
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -380,6 +382,8 @@ class PlanStep:
     microbatches: int
     pools: tuple[PoolResult, ...] = ()
     """The results of each pool of a fleet."""
+    draws: FloatArray | None = field(default=None, repr=False, compare=False)
+    """`studies.compare.relative_draws` of the plan, where they were asked for."""
 
     def keeps(self, headroom: float | None) -> bool:
         """Whether the plan leaves the head-room of a search on every pool (see `is_admitted`)."""
@@ -387,8 +391,8 @@ class PlanStep:
         return all(is_admitted(m.total_bytes, m.range_bytes[1], m.capacity_bytes, headroom) for m in counted)
 
 
-def simulate_plan(scenario: Scenario) -> PlanStep:
-    """Simulate a plan (in a worker process). Raises InputError for an illegal scenario."""
+def simulate_plan(scenario: Scenario, *, draws: bool = False) -> PlanStep:
+    """Simulate a plan (in a worker process), with its `step_draws` if asked. Raises InputError if illegal."""
     step = run_step(scenario)
     prepared, execution = step.prepared, step.executions[0]
     return PlanStep(
@@ -398,6 +402,7 @@ def simulate_plan(scenario: Scenario) -> PlanStep:
         prepared.stages.layers_per_stage,
         prepared.schedule.microbatches,
         pool_results(prepared, execution) if prepared.of_fleet else (),
+        step_draws(step) if draws else None,
     )
 
 

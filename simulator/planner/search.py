@@ -18,7 +18,7 @@ from moesim.simulator.common.processes import without_cyclic_collection
 from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.layout.job import resolve
 from moesim.simulator.planner.candidate_search import VariantSearch
-from moesim.simulator.planner.engine_stage import placed, rank, simulate_own, simulated, with_front
+from moesim.simulator.planner.engine_stage import OWN_KEY, placed, rank, simulate_own, simulated, with_front
 from moesim.simulator.planner.fleet.simulate import plan_fleet
 from moesim.simulator.planner.goal import Goal, OnProgress, equal_part, no_progress, rising, scaled
 from moesim.simulator.planner.placements import IN_ORDER
@@ -58,6 +58,7 @@ def plan(
     workers: int = 1,
     trainer: str | None = None,
     headroom: float | None = None,
+    scheduler: str | None = None,
 ) -> PlanResult:
     """Find the best plans for a scenario's model and batch on its cluster or fleet (docs/planner.md).
 
@@ -67,7 +68,8 @@ def plan(
     cluster has no price). `top`: number of families that the engine simulates and ranks, up to 1,000; plans
     of one family differ only in precision, recompute, SMs and ZeRO stage. `workers`: processes that run the
     engine (1 = this process); the result does not depend on it, and a script that asks for more than one must
-    guard its main module, as multiprocessing demands. `trainer`: a training framework, such as "megatron" or
+    guard its main module, as multiprocessing demands. `scheduler`: address of a Dask cluster to use instead.
+    `trainer`: a training framework, such as "megatron" or
     "megatron@0.14"; only plans that it can run are searched, priced as it runs them, and `result.trainer`
     says what the best of all plans would gain. `headroom`: share of the memory that the bytes in use leave
     free; 0 admits plans at risk; None keeps what framework and allocator may reserve. `progress` is called
@@ -90,7 +92,7 @@ def plan(
         raise InputError(
             f"trainer={trainer}: no trainer splits layers over the pools of a fleet; give a cluster"
         )
-    with engine_processes(workers) as pool, without_cyclic_collection():
+    with engine_processes(workers, scheduler) as pool, without_cyclic_collection():
         if framework is not None:
             alone = replace(goal, top=1)
             started = None if pool is None else pool.submit(_best_of_all, scenario, wanted, alone)
@@ -138,7 +140,8 @@ def plan_cluster(
     """The best plans for a scenario on one cluster, over all variants of the space."""
     start = time.perf_counter()
     waiting = partial(say, OWN, "waiting for the scenario's own plan")
-    own_plan = outcomes(pool, simulate_own, [] if wanted.variants else [scenario], waiting)
+    simulate_it = partial(simulate_own, draws=goal.objective != "memory")
+    own_plan = outcomes(pool, simulate_it, [] if wanted.variants else [scenario], waiting)
     searches = _searches(scenario, wanted, goal, say, trainer, pool)
     refused = Refusals()
     for search in searches:
@@ -153,13 +156,15 @@ def plan_cluster(
     for number, search in enumerate(alive):
         search.explore(own, equal_part(say, number, len(alive), BOUNDED, ESTIMATED))
     estimated = time.perf_counter()
-    rows, problems = rank(alive, goal, pool, scaled(say, ESTIMATED, 1.0))
+    rows, problems, draws = rank(alive, goal, pool, scaled(say, ESTIMATED, 1.0))
     if not rows:
         first = "no plan that was simulated keeps the deadline or budget"
         raise InfeasibleError(_nothing(refused, "; ".join([first, *problems[:2]])))
     ranked = len(rows)
     rows, pareto, claims = with_front(alive, rows, goal, pool)
-    rows, own = placed(rows, own, goal, pool)
+    if own is not None and isinstance(mine, PlanStep) and mine.draws is not None:
+        draws[OWN_KEY] = mine.draws
+    rows, own = placed(rows, own, goal, pool, draws)
     end = time.perf_counter()
     considered = sum(s.candidates.space.size for s in searches)
     proven = min(s.proven_s for s in alive)

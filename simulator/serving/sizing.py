@@ -100,6 +100,7 @@ def serve_plan(
     max_gpus: int | None = None,
     top: int = 5,
     workers: int = 1,
+    scheduler: str | None = None,
     progress: Tell = lambda text: None,
 ) -> ServingPlan:
     """The cheapest plans, or those of fewest GPUs, that serve a scenario's load within its limits.
@@ -108,7 +109,8 @@ def serve_plan(
     limits, and every key that is not varied. `objective`: cost or gpus. `accelerators`: names, each with its
     usual node and price; absent, the scenario's cluster. `vary`: values by key of `serving` (`1..8:x2`, a
     list); degrees and limits of the scheduler are varied by rule. `modes`: one pool for all work, or pools
-    for prompts and decodes. `max_gpus`: of each accelerator. `top`: plans that are served and listed. Raises
+    for prompts and decodes. `max_gpus`: of each accelerator. `top`: plans that are served and listed.
+    `workers`: processes; `scheduler`: address of a Dask cluster to use instead. Raises
     InputError for what cannot be searched, InfeasibleError, with the nearest limits that something meets,
     where no plan does.
     """
@@ -123,7 +125,7 @@ def serve_plan(
         max_gpus,
         top,
     )
-    return search.run(workers, progress)
+    return search.run(workers, progress, scheduler)
 
 
 def _check(scenario: Scenario, objective: str, modes: Sequence[str], top: int, max_gpus: int | None) -> None:
@@ -181,9 +183,9 @@ class _Search:
         """GPUs that a machine has."""
         return min(self.max_gpus or place.machine.n_gpus, place.machine.n_gpus)
 
-    def run(self, workers: int, progress: Tell) -> ServingPlan:
+    def run(self, workers: int, progress: Tell, scheduler: str | None = None) -> ServingPlan:
         """Price, judge and serve."""
-        with engine_processes(workers) as pool:
+        with engine_processes(workers, scheduler) as pool:
             jobs = [(n, job) for n in range(len(self.places)) for job in self._jobs(n)]
             progress(f"pricing {sum(len(job.kinds) for _, job in jobs)} kinds of replica")
             priced: list[PricedKinds | None] = [None] * len(jobs)

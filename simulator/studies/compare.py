@@ -17,7 +17,7 @@ from moesim.simulator.memory.gpu import VERDICTS, Verdict
 from moesim.simulator.predict.driver import predict, simulate
 from moesim.simulator.predict.figures import POWERS, figures, powered_figures
 from moesim.simulator.predict.result import Result
-from moesim.simulator.predict.step import run_step
+from moesim.simulator.predict.step import ExecutedStep, run_step
 from moesim.simulator.predict.summarise import run_report
 from moesim.simulator.predict.work_size import Band
 from moesim.simulator.scenario import Scenario
@@ -217,7 +217,11 @@ def relative_draws(scenario: Scenario) -> FloatArray:
     Two scenarios share the draws of every source that they have in common (docs/model.md, eq. U2), so their
     difference is less uncertain than either. Raises InputError for an illegal scenario and for a fleet.
     """
-    step = run_step(scenario)
+    return step_draws(run_step(scenario))
+
+
+def step_draws(step: ExecutedStep) -> FloatArray:
+    """The `relative_draws` of a step that ran."""
     return np.asarray(draws_s(step.time_s, entry_effects(step.prepared, step.executions)) / step.time_s)
 
 

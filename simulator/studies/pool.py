@@ -10,12 +10,10 @@ from importlib import import_module
 from itertools import chain
 from typing import Any
 
-from moesim.hwmodels.errors import InputError
-from moesim.simulator.common.processes import worker_pool
+from moesim.simulator.common.processes import dask_client, worker_pool
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.studies.space import Measure, evaluate_group
 from moesim.simulator.studies.store import PointOutcome
-from moesim.version import __version__
 
 Task = tuple[int, Scenario]
 """A point to compute: (number of the point, its scenario)."""
@@ -28,9 +26,6 @@ Wanted = Callable[[int], bool]
 
 AHEAD = 2
 """Groups submitted for each worker, so that no worker waits for its next one."""
-
-CONNECT_S = 20.0
-"""Seconds that a Dask scheduler may take to answer."""
 
 DIED = (
     "its process died twice, the second time with no other point in it: out of memory, or a script that "
@@ -133,30 +128,14 @@ def outcomes_on_dask(
 ) -> Iterator[tuple[int, PointOutcome]]:
     """Compute the outcomes on a Dask cluster, and yield them as they finish.
 
-    Files that scenarios name must be readable at the same paths on its workers. Raises InputError if
-    `distributed` is not installed, the scheduler does not answer, or a worker has another version of moesim.
+    Files that scenarios name must be readable at the same paths on its workers. Raises InputError as
+    `dask_client`.
     """
-    try:
-        distributed: Any = import_module("distributed")  # it ships no types
-    except ImportError:
-        raise InputError("a Dask cluster needs: pip install 'moesim[cluster]'") from None
-    try:
-        client = distributed.Client(address, timeout=CONNECT_S, set_as_default=False)
-    except (OSError, ValueError, TimeoutError) as error:
-        raise InputError(f"Dask scheduler {address}: no answer ({error or type(error).__name__})") from None
-    with client:
-        found = client.run(_version)
-        if not found:
-            raise InputError(
-                f"Dask scheduler {address} has no workers; start some with `dask worker {address}`"
-            )
-        other = {worker: version for worker, version in found.items() if version != __version__}
-        if other:
-            raise InputError(f"Dask workers have another version of moesim than {__version__}: {other}")
+    with dask_client(address) as client:
         left = ([task for task in group if wanted(task[0])] for group in groups)
         waiting = deque(group for group in left if group)
         given: dict[Any, Group] = {}
-        pool = distributed.as_completed(loop=client.loop)
+        pool = import_module("distributed").as_completed(loop=client.loop)
 
         def give_out(n: int) -> None:
             for _ in range(min(n, len(waiting))):
@@ -173,7 +152,3 @@ def outcomes_on_dask(
             group = given.pop(future.key)
             yield from _numbered(group, future.result() if broken is None else [lost] * len(group))
             give_out(1)
-
-
-def _version() -> str:
-    return __version__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from contextlib import nullcontext
 from math import log
 
 import numpy as np
@@ -11,7 +12,13 @@ from pydantic import Field
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.common.processes import default_workers, without_cyclic_collection, worker_pool
+from moesim.simulator.common.processes import (
+    DaskPool,
+    check_cluster,
+    default_workers,
+    without_cyclic_collection,
+    worker_pool,
+)
 from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.engine.records import Execution, last_group
 from moesim.simulator.predict.driver import predict
@@ -59,12 +66,19 @@ def check_draws(draws: int) -> None:
         raise InputError(f"engine draws={draws}: give {FEWEST} to {MOST:,}, for example {DRAWS}")
 
 
-def start_workers(draws: int, workers: int | None = None) -> ProcessPoolExecutor | None:
+def start_workers(
+    draws: int, workers: int | None = None, scheduler: str | None = None
+) -> ProcessPoolExecutor | DaskPool | None:
     """Start the processes for so many draws, so that they import the engine while the caller predicts.
 
-    None where one process does all of them. Raises InputError for a number of draws out of range.
+    `scheduler`: address of a Dask cluster to use instead. None where one process does all of them. Raises
+    InputError for a number of draws out of range, and for workers beside a cluster.
     """
     check_draws(draws)
+    if scheduler is not None:
+        if workers is not None:
+            raise InputError(f"workers={workers} beside the Dask scheduler {scheduler}: leave workers out")
+        return DaskPool(scheduler)
     count = min(workers or default_workers(), -(-draws // CHUNK))
     if count <= 1:
         return None
@@ -141,11 +155,12 @@ def engine_steps_s(
         }
         results = ((waiting[future], future.result()) for future in as_completed(waiting))
     try:
-        for chunk, values in results:
-            seconds[list(chunk)] = values
-            done += len(chunk)
-            if say is not None:
-                say(done, draws)
+        with pool.losses_explained() if isinstance(pool, DaskPool) else nullcontext():
+            for chunk, values in results:
+                seconds[list(chunk)] = values
+                done += len(chunk)
+                if say is not None:
+                    say(done, draws)
     finally:
         if pool is not None:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -240,6 +255,7 @@ def uncertainty(
     exact: int = 0,
     engine_draws: int = 0,
     workers: int | None = None,
+    scheduler: str | None = None,
     left_out: float = MODEL_ERROR,
     samples: int = SAMPLES,
     seed: int = 0,
@@ -250,10 +266,10 @@ def uncertainty(
     `ranges`: further uncertain scenario keys. `seeds`: number of further seeds of load and jitter that are
     simulated. `exact`: number of sources whose effect is simulated. `engine_draws`: number of engine runs
     with all sources off together, from which further bands are taken, in `workers` processes (None: one a
-    core); `say` hears how many are done. Raises
-    InputError for illegal values of a key.
+    core) or on the Dask cluster of `scheduler`; `say` hears how many are done. Raises InputError for illegal
+    values of a key.
     """
-    pool = start_workers(engine_draws, workers) if engine_draws else None
+    pool = start_workers(engine_draws, workers, scheduler) if engine_draws else None
     if samples < 100 or not 0.0 <= left_out < 1.0 or seeds < 0 or exact < 0:
         raise InputError(
             f"uncertainty: samples={samples} (at least 100), left_out={left_out} (0 to below 1), "
@@ -355,18 +371,21 @@ def interval(
     left_out: float = MODEL_ERROR,
     seed: int = 0,
     engine_draws: int = 0,
+    scheduler: str | None = None,
 ) -> tuple[float, float, float]:
     """(low, mid, high) of a figure: the interval that holds it with probability `level`, and its median.
 
     `left_out`: standard deviation of the relative error that no calibration entry carries; 0 counts the
     entries alone. `engine_draws`: number of engine runs from which the interval is taken; 0 takes the
-    first-order one. Raises InputError for an unknown figure, a level outside 0 to 1, a number of draws out of
-    range and a figure that the scenario does not have (a cost without a price).
+    first-order one; `scheduler`: address of a Dask cluster for these. Raises InputError for an unknown
+    figure, a level outside 0 to 1, a number of draws out of range, a cluster without draws, and a figure that
+    the scenario does not have (a cost without a price).
     """
     name = uncertain_metric(metric)
     if not 0.0 < level < 1.0:
         raise InputError(f"level={level} is not between 0 and 1; 0.8 is the interval from P10 to P90")
-    pool = start_workers(engine_draws) if engine_draws else None
+    check_cluster(scheduler, engine_draws)
+    pool = start_workers(engine_draws, None, scheduler) if engine_draws else None
     prepared, executions, result = predict(scenario)
     if figures(result)[name] is None:
         raise InputError(f"{scenario.name} has no {metric}: its cluster states no price_per_gpu_hour")
@@ -404,10 +423,12 @@ def with_uncertainty(
     *,
     engine_draws: int = 0,
     workers: int | None = None,
+    scheduler: str | None = None,
     engine: str | None = None,
     say: Say | None = None,
 ) -> Result:
     """Predict a scenario with its bands, also in the report of its run; options as for `uncertainty`."""
+    check_cluster(scheduler, engine_draws)
     if engine_draws:
         check_draws(engine_draws)
     prepared, executions, result = predict(scenario, engine=engine)
@@ -417,6 +438,7 @@ def with_uncertainty(
         result,
         engine_draws=engine_draws,
         workers=workers,
+        scheduler=scheduler,
         say=say,
     )
     return with_uncertain_run(prepared, executions, result.model_copy(update={"uncertainty": bands}))
@@ -462,6 +484,7 @@ def sensitivity(
     seeds: int = 0,
     exact: int = 0,
     engine_draws: int = 0,
+    scheduler: str | None = None,
     left_out: float = MODEL_ERROR,
     say: Say | None = None,
 ) -> Sensitivity:
@@ -470,9 +493,11 @@ def sensitivity(
     The sources are every calibration entry that the prediction used, the scenario keys in `ranges` (lowest
     and highest value), `seeds` further seeds, and `left_out`, the relative error that no entry carries
     (docs/model.md, section 16). Entries are evaluated along the critical path; the `exact` largest are
-    simulated instead. `engine_draws`: number of engine runs with all sources off together; `say` hears how
-    many are done. Raises InputError for illegal values of a key and a number of draws out of range.
+    simulated instead. `engine_draws`: number of engine runs with all sources off together, on the Dask
+    cluster at the address `scheduler` if it is given; `say` hears how many are done. Raises InputError for
+    illegal values of a key, a number of draws out of range and a cluster without draws.
     """
+    check_cluster(scheduler, engine_draws)
     if engine_draws:
         check_draws(engine_draws)
     prepared, executions, result = predict(scenario)
@@ -484,6 +509,7 @@ def sensitivity(
         seeds=seeds,
         exact=exact,
         engine_draws=engine_draws,
+        scheduler=scheduler,
         left_out=left_out,
         say=say,
     )

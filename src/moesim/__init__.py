@@ -306,19 +306,21 @@ def simulate(
     uncertainty: bool = False,
     engine_draws: int = 0,
     engine: str | None = None,
+    scheduler: str | None = None,
 ) -> Result:
     """Predict one training step and the run made of it.
 
     `scenario` and overrides: as for `load`. `uncertainty`: the result carries P10, P50 and P90;
     `engine_draws`: also those of so many engine runs (20 to 10,000). `engine`: auto, simpy or compiled, all
-    with the same result; None takes that of MOESIM_ENGINE, else auto. Raises InputError for an illegal
-    scenario, an unknown engine and draws out of range.
+    with the same result; None takes that of MOESIM_ENGINE, else auto. `scheduler`: address of a Dask cluster
+    for the engine draws. Raises InputError for an illegal scenario, an unknown engine, draws out of range and
+    a cluster without draws.
     """
     chosen = load(scenario, *overrides)
-    if uncertainty or engine_draws:
+    if uncertainty or engine_draws or scheduler:
         from moesim.simulator.studies.uncertainty import with_uncertainty
 
-        return with_uncertainty(chosen, engine_draws=engine_draws, engine=engine)
+        return with_uncertainty(chosen, engine_draws=engine_draws, scheduler=scheduler, engine=engine)
     from moesim.simulator.predict.driver import predict
 
     return predict(chosen, engine=engine).result
@@ -382,17 +384,26 @@ def sensitivity(
     seeds: int = 0,
     exact: int = 0,
     engine_draws: int = 0,
+    scheduler: str | None = None,
 ) -> Sensitivity:
     """The step time with every uncertain input alone at its low and high end.
 
     `ranges`: lowest and highest value of scenario keys that are uncertain beside the calibration entries.
     `seeds`: number of further seeds to simulate. `exact`: number of entries to simulate instead of estimating
-    their effect. `engine_draws`: number of engine runs with all of them off together (20 to 10,000). Raises
-    InputError for illegal values of a key and a number of draws out of range.
+    their effect. `engine_draws`: number of engine runs with all of them off together (20 to 10,000), on the
+    Dask cluster at the address `scheduler` if it is given. Raises InputError for illegal values of a key,
+    draws out of range and a cluster without draws.
     """
     from moesim.simulator.studies.uncertainty import sensitivity as run
 
-    return run(load(scenario, *overrides), ranges, seeds=seeds, exact=exact, engine_draws=engine_draws)
+    return run(
+        load(scenario, *overrides),
+        ranges,
+        seeds=seeds,
+        exact=exact,
+        engine_draws=engine_draws,
+        scheduler=scheduler,
+    )
 
 
 def interval(
@@ -402,19 +413,22 @@ def interval(
     level: float = 0.8,
     left_out: float | None = None,
     engine_draws: int = 0,
+    scheduler: str | None = None,
 ) -> tuple[float, float, float]:
     """The interval that holds a figure with probability `level`, and its median, as (low, mid, high).
 
     `metric`: step_time_s, tokens_per_s, mfu_causal, days or cost_usd. `left_out`: standard deviation of the
     relative error that no calibration entry carries (None: the default of docs/model.md, section 16; 0: the
     entries alone). `engine_draws`: number of engine runs (20 to 10,000) from which the interval is taken
-    instead of the first-order response. Raises InputError for another metric and draws out of range.
+    instead of the first-order response, on the Dask cluster at the address `scheduler` if it is given. Raises
+    InputError for another metric, draws out of range and a cluster without draws.
     """
     from moesim.simulator.studies.sources import MODEL_ERROR
     from moesim.simulator.studies.uncertainty import interval as run
 
     rest = MODEL_ERROR if left_out is None else left_out
-    return run(load(scenario, *overrides), metric, level, left_out=rest, engine_draws=engine_draws)
+    chosen = load(scenario, *overrides)
+    return run(chosen, metric, level, left_out=rest, engine_draws=engine_draws, scheduler=scheduler)
 
 
 def run(

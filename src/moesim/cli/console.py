@@ -399,6 +399,12 @@ EngineDraws = Annotated[
 ]
 
 
+Scheduler = Annotated[
+    str | None,
+    typer.Option("--scheduler", metavar="tcp://HOST:PORT", help="A Dask cluster instead of local processes."),
+]
+
+
 Resolution = Annotated[
     str | None,
     typer.Option(metavar="folded|full", help="Simulate one group of GPUs for all (folded), or every GPU."),

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moesim.cli.console import AsJson, print_json, print_raw, print_table, print_text, say_written, working
+from moesim.cli.console import (
+    AsJson,
+    Scheduler,
+    print_json,
+    print_raw,
+    print_table,
+    print_text,
+    say_written,
+    working,
+)
 from moesim.hwmodels.errors import InputError
 
 if TYPE_CHECKING:
@@ -218,6 +227,7 @@ def plan(
     workers: Annotated[
         int | None, typer.Option(help="Processes for the engine; as many as there are cores, up to 4.")
     ] = None,
+    scheduler: Scheduler = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the best plan's scenario to this YAML file.")
     ] = None,
@@ -255,7 +265,7 @@ def plan(
     from moesim.simulator.scenario import load_scenario
 
     wanted = Wanted.checked(trainer, arguments, job, job_template, job_file, output)
-    processes = min(os.cpu_count() or 1, 4) if workers is None else workers
+    usual = 1 if scheduler else min(os.cpu_count() or 1, 4)
     told = -1
 
     def progress(share: float, text: str) -> None:
@@ -277,7 +287,8 @@ def plan(
             deadline_days=deadline_days,
             budget_usd=budget_usd,
             progress=progress,
-            workers=processes,
+            workers=usual if workers is None else workers,
+            scheduler=scheduler,
             trainer=limit,
         )
     exports = wanted.exports(result.best)

@@ -11,6 +11,7 @@ from moesim.cli.console import (
     AsJson,
     Overrides,
     ScenarioName,
+    Scheduler,
     Seed,
     print_json,
     print_raw,
@@ -146,6 +147,7 @@ def plan(
     max_gpus: Annotated[int | None, typer.Option(help="GPUs of each accelerator.")] = None,
     top: Annotated[int, typer.Option(help="Plans that are served request by request and listed.")] = 5,
     workers: Annotated[int | None, typer.Option(help="Processes; as many as cores, up to 4.")] = None,
+    scheduler: Scheduler = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the best plan's scenario to this YAML file.")
     ] = None,
@@ -159,6 +161,7 @@ def plan(
     from moesim.simulator.common.texts import key_and_text
     from moesim.simulator.serving.sizing import serve_plan
 
+    usual = 1 if scheduler else min(default_workers(), 4)
     space: dict[str, str] = {}
     for text in vary or []:
         key, values = key_and_text(text, "--vary", "KEY=VALUES, for example tp=1..8:x2")
@@ -175,7 +178,8 @@ def plan(
             modes=_names(modes),
             max_gpus=max_gpus,
             top=top,
-            workers=min(default_workers(), 4) if workers is None else workers,
+            workers=usual if workers is None else workers,
+            scheduler=scheduler,
             progress=say,
         )
     if output is not None:

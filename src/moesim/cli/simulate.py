@@ -15,6 +15,7 @@ from moesim.cli.console import (
     Overrides,
     Resolution,
     ScenarioName,
+    Scheduler,
     Seed,
     chosen_numbers,
     note,
@@ -74,6 +75,7 @@ def simulate(
         bool, typer.Option("--uncertainty", help="Add P10, P50 and P90 from the calibration's errors.")
     ] = False,
     engine_draws: EngineDraws = 0,
+    scheduler: Scheduler = None,
     fast: Annotated[
         bool,
         typer.Option("--fast", help="Estimate in closed form instead: step time, bound, memory, cost."),
@@ -85,12 +87,14 @@ def simulate(
         from moesim.cli.report import print_estimate
 
         beside = {**shown.options(), "--picture": picture, "--uncertainty": uncertainty}
-        beside["--engine-draws"] = engine_draws
+        beside |= {"--engine-draws": engine_draws, "--scheduler": scheduler}
         print_estimate(_loaded(scenario, overrides, seed, resolution), scenario, beside, as_json=as_json)
         return
-    if engine_draws:
+    if engine_draws or scheduler:
+        from moesim.simulator.common.processes import check_cluster
         from moesim.simulator.studies.uncertainty import check_draws
 
+        check_cluster(scheduler, engine_draws)
         check_draws(engine_draws)
         if not uncertainty:
             raise InputError(f"--engine-draws {engine_draws} needs --uncertainty")
@@ -103,7 +107,7 @@ def simulate(
         from moesim.cli.report import refuse_for_fleet
 
         refuse_for_fleet({**shown.options(), "--picture": picture, "--uncertainty": uncertainty})
-    result, prepared = _predicted(loaded, scenario, shown, uncertainty, engine_draws)
+    result, prepared = _predicted(loaded, scenario, shown, uncertainty, engine_draws, scheduler)
     if picture is not None:
         from moesim.cli.full_resolution import draw_heat_maps
 
@@ -138,7 +142,12 @@ def _answer(
 
 
 def _predicted(
-    loaded: Scenario, scenario: str, shown: _Shown, uncertainty: bool, engine_draws: int = 0
+    loaded: Scenario,
+    scenario: str,
+    shown: _Shown,
+    uncertainty: bool,
+    engine_draws: int = 0,
+    scheduler: str | None = None,
 ) -> tuple[Result, Prepared | None]:
     """The cached prediction of a scenario, or a new one, which is stored, with what it was prepared to."""
     result = None if shown.traced else _cached(loaded, uncertainty, engine_draws)
@@ -153,7 +162,14 @@ def _predicted(
         from moesim.simulator.studies.whole_run import with_uncertain_run
 
         with working("varying the inputs") as say:
-            found = bands(prepared, executions, result, engine_draws=engine_draws, say=draws_done(say))
+            found = bands(
+                prepared,
+                executions,
+                result,
+                engine_draws=engine_draws,
+                scheduler=scheduler,
+                say=draws_done(say),
+            )
         result = with_uncertain_run(prepared, executions, result.model_copy(update={"uncertainty": found}))
     _store(loaded, result)
     return result, prepared

@@ -13,6 +13,7 @@ from moesim.cli.console import (
     EngineDraws,
     Overrides,
     ScenarioName,
+    Scheduler,
     print_json,
     print_table,
     print_text,
@@ -135,9 +136,7 @@ def sweep(
     points: Annotated[int | None, typer.Option(help="Points, for random and sobol.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of random and sobol.", min=0)] = 0,
     workers: Annotated[int | None, typer.Option(help="Local processes; default: processor cores.")] = None,
-    scheduler: Annotated[
-        str | None, typer.Option(metavar="tcp://HOST:PORT", help="A Dask cluster instead of local processes.")
-    ] = None,
+    scheduler: Scheduler = None,
     store: Annotated[
         Path | None,
         typer.Option(
@@ -235,6 +234,7 @@ def sensitivity(
         int, typer.Option(help="Number of calibration entries to simulate again.", min=0, max=1000)
     ] = 0,
     engine_draws: EngineDraws = 0,
+    scheduler: Scheduler = None,
     top: Annotated[int, typer.Option(help="Rows of the table.", min=1)] = 20,
     as_json: AsJson = False,
 ) -> None:
@@ -250,6 +250,7 @@ def sensitivity(
             seeds=seeds,
             exact=exact,
             engine_draws=engine_draws,
+            scheduler=scheduler,
             say=draws_done(say),
         )
     if as_json:

@@ -120,10 +120,10 @@ def test_nothing_on_the_front_beats_the_best_by_closed_form_alone(
 def test_a_plan_that_the_engine_refuses_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
     exact = rows.simulate_plan
 
-    def picky(scenario: Scenario) -> Any:
+    def picky(scenario: Scenario, *, draws: bool) -> Any:
         if scenario.schedule == "zbv":
             raise InputError("schedule zbv cannot run here")
-        return exact(scenario)
+        return exact(scenario, draws=draws)
 
     monkeypatch.setattr(engine_stage, "simulate_plan", picky)
     left = plan(small_job(), PlanSpace(**SMALLER), top=12)
@@ -183,6 +183,7 @@ def test_impossible_wishes_say_why() -> None:
         ({"budget_usd": float("nan")}, "budget_usd=nan"),
         ({"top": 0}, "top=0"),
         ({"workers": 0}, "workers=0"),
+        ({"workers": 2, "scheduler": "tcp://h:1"}, "workers=2 beside the Dask scheduler tcp://h:1"),
         ({"space": PlanSpace(**{**SPACE, "sms": (132,)})}, "sms=132"),
     ],
 )

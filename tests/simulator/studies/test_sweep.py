@@ -198,7 +198,7 @@ def test_a_dask_cluster_gives_the_same_bytes(here: Sweep, small: Scenario) -> No
 
 def test_a_scheduler_that_is_not_there_is_told(small: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed")
-    monkeypatch.setattr("moesim.simulator.studies.pool.CONNECT_S", 0.2)
+    monkeypatch.setattr("moesim.simulator.common.processes.CONNECT_S", 0.2)
     with pytest.raises(InputError, match="no answer"):
         list(outcomes_on_dask([[(0, small)]], lambda number: True, evaluate, "tcp://127.0.0.1:9"))
 
