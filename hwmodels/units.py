@@ -131,6 +131,7 @@ DIMENSIONS: dict[str, DimensionTable] = {
         "a rate of failures", "3.79 /1000 node-days", "/node-day", ("/1000node-days",),
         {"/node-day": Decimal(1), "/1000node-days": Decimal("0.001"), "/1000node-day": Decimal("0.001")},
     ),
+    "m": DimensionTable("a distance", "30 km", "m", ("km", "m"), {"m": Decimal(1), "km": Decimal(1000)}),
     "fraction": DimensionTable(
         "a fraction", "0.85", "", ("",), {"": Decimal(1), "%": Decimal("0.01")}
     ),
@@ -143,8 +144,8 @@ DIMENSIONS: dict[str, DimensionTable] = {
 
 __all__ = [
     "DIMENSIONS", "Bytes", "BytesPerSecond", "Count", "Flop", "FlopPerSecond", "Fraction", "GpuHours",
-    "Hertz", "Joules", "KgPerKwh", "PerNodeDay", "Seconds", "Usd", "UsdPerHour", "UsdPerKwh", "UsdPerWatt",
-    "UsdPerWattYear", "Watts", "format_quantity", "parse_quantity", "quantity_text",
+    "Hertz", "Joules", "KgPerKwh", "Metres", "PerNodeDay", "Seconds", "Usd", "UsdPerHour", "UsdPerKwh",
+    "UsdPerWatt", "UsdPerWattYear", "Watts", "format_quantity", "parse_quantity", "quantity_text",
 ]  # fmt: skip
 
 SECONDS_PER_HOUR = 3600.0
@@ -312,6 +313,7 @@ UsdPerWatt = Annotated[float, _FINITE, Quantity("usd_per_w")]
 UsdPerWattYear = Annotated[float, _FINITE, Quantity("usd_per_w_year")]
 GpuHours = Annotated[float, _FINITE, Quantity("gpu_hours")]
 KgPerKwh = Annotated[float, _FINITE, Quantity("kg_per_kwh")]
+Metres = Annotated[float, _FINITE, Quantity("m")]
 PerNodeDay = Annotated[float, _FINITE, Quantity("per_node_day")]
 Fraction = Annotated[float, _FINITE, Quantity("fraction")]
 Count = Annotated[float, _FINITE, Quantity("count")]

@@ -58,7 +58,9 @@ def test_one_route_is_the_array_route_and_a_path_of_the_graph(name: str, data: s
         assert link.bytes_per_s == pytest.approx(edge["bytes_per_s"]) or name == "edge-list"
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n not in ("rails", "mesh-rails", "supernode", "nvl72")])
+@pytest.mark.parametrize(
+    "name", [n for n in NAMES if n not in ("rails", "rails-3", "mesh-rails", "supernode", "nvl72")]
+)
 def test_routes_are_as_short_as_the_graph_allows(name: str) -> None:
     """Multi-plane routes too: forwarding inside a node is the only way to another plane."""
     topo = cases()[name]
@@ -66,8 +68,8 @@ def test_routes_are_as_short_as_the_graph_allows(name: str) -> None:
     lengths = np.diff(topo.routes(src, dst).indptr)
     best = dict(nx.all_pairs_shortest_path_length(graph(name)))
     shortest = np.array([best[f"gpu:{s}"][f"gpu:{d}"] for s, d in zip(src, dst, strict=True)])
-    through_gpus = 0 if name not in ("multi-plane", "two-planes") else 2
-    if name.startswith("dragonfly"):  # minimal between groups: a chain over a third group is no route
+    through_gpus = 0 if "planes" not in name and name != "multi-plane" else 2
+    if "fly" in name:  # minimal between groups: a chain over a third group is no route
         assert (lengths <= 5).all() and (lengths >= shortest).all()
     else:
         assert (lengths <= shortest + through_gpus).all() and (lengths >= shortest).all()
@@ -90,12 +92,12 @@ def test_the_inventory_counts_what_the_graph_shows(name: str) -> None:
     for _, data in drawn.nodes(data=True):
         if data["kind"] != "gpu":
             kinds[data["kind"]] = kinds.get(data["kind"], 0) + data["chips"]
-    assert counted.switches == kinds
+    assert counted.switches == {kind: n for kind, n in kinds.items() if n}
     strands = {run.kind: run.strands for run in topo.wiring.cables}
     cables: dict[str, int] = {}
     for *_, edge in drawn.edges(data=True):
         cables[edge["kind"]] = cables.get(edge["kind"], 0) + edge["cables"] * strands[edge["kind"]]
-    assert counted.cables == cables
+    assert counted.cables == {kind: n for kind, n in cables.items() if n}  # a stated link has no count
     if name in ("fat-tree-2", "fat-tree-3", "dragonfly-9", "two-nics"):  # of switches with 8 ports
         for vertex, data in drawn.nodes(data=True):
             if data["kind"] not in ("gpu", "nvswitch"):
