@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from moesim.hwmodels.topologies.base import Topology
+from moesim.hwmodels.topologies.description import Tier
 from moesim.hwmodels.topologies.faults import LinkFault
 from moesim.hwmodels.topologies.registry import build_topology
 from moesim.hwmodels.topologies.tables import (
@@ -24,6 +25,7 @@ __all__ = [
     "Route",
     "RouteSet",
     "Spreading",
+    "Tier",
     "Topology",
     "build_topology",
     "gpu_name",

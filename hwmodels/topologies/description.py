@@ -12,6 +12,7 @@ from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.provenance import (
+    UNDATED,
     SourcedBytesPerSecond,
     SourcedCount,
     SourcedFraction,
@@ -198,6 +199,15 @@ class Buildings(Frozen):
             return self.latency.value
         assert self.distance is not None
         return self.distance.value * FIBRE_S_PER_M
+
+    def without_limit(self) -> Buildings:
+        """The same buildings as if their link had neither a limit nor a latency."""
+        free = SourcedBytesPerSecond(
+            value=1e16, kind="assumed", source="no limit, to see what it costs", date=UNDATED
+        )
+        soon = SourcedSeconds(value=0.0, kind="assumed", source="no latency, as above", date=UNDATED)
+        none = {"oversubscription": None, "distance": None}
+        return self.model_copy(update=none | {"bandwidth": free, "latency": soon})
 
     def bytes_per_s(self, nics: float) -> float:
         """Bandwidth of the link between two buildings whose NICs have `nics` bytes/s, per direction."""

@@ -337,7 +337,10 @@ class ThreeLayerFatTree(ScaleOutPart):
         return self.middles * max(1, self.cores.spines)
 
     def tiers(self) -> tuple[Tier, ...]:
-        """The uplinks of a unit of leaves and those of a pod, where they are oversubscribed."""
+        """The uplinks of a unit of leaves and those of a pod, where they are oversubscribed.
+
+        Pods that do not hold whole units are taken as neighbouring GPUs all the same.
+        """
         rate, nic = self.fabric.link_bandwidth.value, self.nic_rates()[1]
         tiers, pod = [], self.pod_leaves * self.down
         unit = Tier("oversubscribed leaves", self.down * self.per_node, self.per_node * self.middles * rate)

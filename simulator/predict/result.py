@@ -24,6 +24,7 @@ from moesim.simulator.predict.result_parts import (
     ProvenanceEntry,
     RunResult,
     StepResult,
+    TierCost,
     Utilisation,
 )
 from moesim.simulator.predict.work_size import Uncertainty
@@ -87,6 +88,8 @@ class Result(TableResult, Documented):
     """Version of moesim."""
     full: FullResult | None = None
     """Figures of every GPU in full resolution; null in folded resolution."""
+    network: tuple[TierCost, ...] = Field((), exclude_if=lambda value: not value)
+    """What each limited level of the network costs the step; left out where nothing limits NICs."""
     host: HostReport | None = Field(None, exclude_if=lambda value: value is None)
     """Launch stalls of the step, where the scenario names a host."""
     uncertainty: Uncertainty | None = Field(None, exclude_if=lambda value: value is None)

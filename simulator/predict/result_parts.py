@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, computed_field, model_validator
 
 from moesim.hwmodels.confidence import Confidence
 from moesim.hwmodels.frozen import Frozen
-from moesim.hwmodels.summary_text import short
-from moesim.hwmodels.units import in_unit
+from moesim.hwmodels.summary_text import percent, short
+from moesim.hwmodels.units import format_quantity, in_unit
 from moesim.simulator.engine.program import Program
 from moesim.simulator.frameworks.software import Software
 from moesim.simulator.memory.gpu import Verdict, verdict_of
@@ -168,6 +168,37 @@ class MovedBytes(Finite):
     what: str
     nic_bytes: float
     scale_up_bytes: float
+
+
+class TierCost(Finite):
+    """What a limited level of the network costs the step (eq. N6): an oversubscribed layer, or the link
+    between buildings.
+
+    `gpus`: GPUs of a domain. `bytes_per_s`: what a domain can send to the others (for buildings, to each).
+    `crossed_by`: what crosses it. `busy`: share of the step in which pipeline sends fill the fullest border.
+    `step_without_s`: the step on the same network without this limit and its latency.
+    """
+
+    tier: str
+    gpus: int
+    bytes_per_s: float
+    latency_s: float
+    crossed_by: tuple[str, ...]
+    busy: float | None
+    step_without_s: float
+    cost_s: float
+
+    def __str__(self) -> str:
+        """The cost with its share of the step, and what crosses."""
+        rate = format_quantity(self.bytes_per_s, "bytes_per_s")
+        step_s = self.step_without_s + self.cost_s
+        crossed = ", ".join(self.crossed_by) or "nothing"
+        busy = "" if self.busy is None else f"; sends fill it {percent(self.busy)} of the step"
+        return (
+            f"{self.tier} costs {self.cost_s:.3f} s of the step ({percent(self.cost_s / step_s)}): "
+            f"{self.gpus:,} GPUs a side, {rate} each way, {self.latency_s * 1e6:,.1f} us; crossed by "
+            f"{crossed}{busy}"
+        )
 
 
 class CauseRow(Finite):

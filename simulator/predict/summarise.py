@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.calibration import profile_hash
 from moesim.hwmodels.confidence import LEVELS, Confidence, confidence, confidence_statement, peak_only_note
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, format_quantity
+from moesim.simulator.cost.pricing import Pricer
+from moesim.simulator.cost.transfers import domains_met, exchange_seconds, sends_over_tiers
 from moesim.simulator.engine.critical import critical_path, seconds_by_cause
 from moesim.simulator.engine.full_resolution.groups import full_result
 from moesim.simulator.engine.records import Execution, last_group
@@ -42,7 +47,7 @@ from moesim.simulator.predict.report import (
     utilisation,
 )
 from moesim.simulator.predict.result import Result
-from moesim.simulator.predict.result_parts import CauseRow, RunResult, StepResult, host_report
+from moesim.simulator.predict.result_parts import CauseRow, RunResult, StepResult, TierCost, host_report
 from moesim.simulator.predict.step import ExecutedStep, Prepared, run_step
 from moesim.simulator.run.failures import interruptions
 from moesim.simulator.run.report import RunReport
@@ -116,10 +121,55 @@ def summarise(step: ExecutedStep) -> Result:
         full=None
         if prepared.whole is None
         else full_result(prepared.whole, executions, fault_effects(prepared, time_s)),
+        network=() if prepared.of_fleet else tuple(_tier_costs(step)),
         host=None if prepared.of_fleet else host_report(scenario.software, executions[0].program, time_s),
         defaults=scenario.defaults_on([pool.part.cluster for pool in prepared.pools]),
         pools=pool_results(prepared, executions[0]) if prepared.of_fleet else (),
     )
+
+
+def _tier_costs(step: ExecutedStep) -> Iterator[TierCost]:
+    """The cost of each level that limits the network, by the same step without it.
+
+    In full resolution switches are simulated and only the link between buildings can be taken away.
+    """
+    prepared, pricer = step.prepared, step.prepared.pricer
+    whole, execution, plan = prepared.whole is not None, step.executions[0], prepared.scenario.parallel
+    costs, layout = prepared.program.costs, prepared.layout
+    for tier in pricer.tiers:
+        cluster, buildings = prepared.cluster, prepared.cluster.network.buildings
+        if tier.to_each and buildings is not None:
+            network = cluster.network.model_copy(update={"buildings": buildings.without_limit()})
+            cluster = cluster.model_copy(update={"network": network})
+        elif whole:
+            continue
+        others = tuple(other for other in pricer.tiers if other is not tier)
+        job = replace(prepared.job.with_rates(cluster=cluster), tiers=others)
+        without_s = run_step(job, engine=prepared.engine.name).time_s
+        alone = Pricer(replace(prepared.job, tiers=(tier,)))
+        sends = sends_over_tiers(alone, costs.send_s, costs.send_bytes)
+        mirrored = len(prepared.schedule.routes) > 1
+        crossed = {
+            "pipeline sends": bool(sends.crossing),
+            "rings of gradients and parameters": layout.dp * plan.cp > 1
+            and domains_met(tier, layout, layout.gpus_per_pipeline_rank, mirrored=mirrored) > 1,
+            "expert-parallel exchanges": plan.ep > 1
+            and exchange_seconds(tier, plan.ep * plan.expert_tp, layout.gpus_per_node, 1.0) is not None,
+        }
+        busy = None
+        if len(pricer.tiers) == 1 and not whole and sends.crossing:
+            carried = execution.carried_bytes[-len(sends.bytes_per_s) :] / np.array(sends.bytes_per_s)
+            busy = float(carried.max()) / step.time_s
+        yield TierCost(
+            tier=tier.name,
+            gpus=tier.gpus,
+            bytes_per_s=tier.bytes_per_s,
+            latency_s=tier.latency_s,
+            crossed_by=tuple(name for name, does in crossed.items() if does),
+            busy=busy,
+            step_without_s=without_s,
+            cost_s=step.time_s - without_s,
+        )
 
 
 def _confidence(prepared: Prepared) -> tuple[Confidence, str]:

@@ -93,10 +93,10 @@ def cases() -> dict[str, Topology]:
         "dragonfly-9": build_topology(small, 18, network("dragonfly", switch_ports="8", **fly)),
         "two-nics": build_topology(node(4, nics=2), 4, network("fat-tree", **tree)),
         "rails-3": build_topology(
-            small, 20, network("rail-optimised", **tree, layers="3", core_oversubscription="3")
+            node(2), 24, network("rail-optimised", **tree, layers="3", core_oversubscription="3")
         ),
         "buildings": build_topology(small, 12, network("fat-tree", SITES, **tree)),
-        "buildings-3": build_topology(small, 30, network("fat-tree", SITES, **tree, layers="3")),
+        "buildings-3": build_topology(small, 18, network("fat-tree", SITES, **tree, layers="3")),
         "buildings-planes": build_topology(small, 12, network("multi-plane-fat-tree", SITES, **multi)),
         "buildings-fly": build_topology(small, 24, network("dragonfly", SITES, switch_ports="8", **fly)),
         "edge-list": build_topology(node(4), 2, network("edge-list", edges=EDGES)),

@@ -134,6 +134,7 @@ def reason_lines(result: Result) -> list[str]:
     return [
         f"critical path, seconds: {', '.join(causes)}{f', {more} more' if more > 0 else ''}",
         f"busy: {', '.join(f'{name} {percent(share)}' for name, share in busy.items())}",
+        *(f"network: {tier}" for tier in result.network),
     ]
 
 
