@@ -75,10 +75,9 @@ def test_equal_ranks_take_exactly_as_long_as_the_folded_run(plan: list[str]) -> 
     assert full.utilisation.model_dump() == pytest.approx(folded.utilisation.model_dump(), rel=1e-9)
 
 
-@pytest.mark.parametrize("bandwidth", ["200 Gb/s", "4 Tb/s"])
-def test_a_link_between_buildings_costs_the_same_in_both_resolutions(bandwidth: str) -> None:
+def test_a_link_between_buildings_costs_the_same_in_both_resolutions() -> None:
     """Two pipeline ranks a building: folded, a border is one link; in full resolution all GPUs share it."""
-    sites = {"count": 2, "bandwidth": bandwidth, "distance": "30 km"}
+    sites = {"count": 2, "bandwidth": "200 Gb/s", "distance": "30 km"}
     plan = ["cluster.network=ft3-ib-400g", f"cluster.network.buildings={json.dumps(sites)}"]
     folded, full = run(*EVEN, *plan), run(FULL, *EVEN, *plan)
     assert full.step.time_s == pytest.approx(folded.step.time_s, rel=0.01)
@@ -87,18 +86,17 @@ def test_a_link_between_buildings_costs_the_same_in_both_resolutions(bandwidth: 
     assert tier.step_without_s < folded.step.time_s
     assert tier.step_without_s == pytest.approx(run(*EVEN, plan[0]).step.time_s, rel=1e-6)
     size = 4096 * 7168 * 2 * 32  # BF16 activations of a micro-batch from the 32 GPUs of a pipeline rank
-    rate = {"200 Gb/s": 25e9, "4 Tb/s": 500e9}[bandwidth]
-    assert tier.busy == pytest.approx(8 * size / rate / folded.step.time_s, rel=1e-6)
-    assert tier.cost_s >= 0.9 * (8 * size / rate - tier.step_without_s)
+    assert tier.busy == pytest.approx(8 * size / 25e9 / folded.step.time_s, rel=1e-6)
+    assert tier.cost_s >= 0.9 * (8 * size / 25e9 - tier.step_without_s)
 
 
 def test_oversubscribed_leaves_slow_the_exchange_that_crosses_them() -> None:
-    """Two nodes a leaf with three ports down for one up: 16 GPUs on 2 nodes stay, 32 GPUs on 4 cross."""
-    fabric = {"switch_ports": 8, "oversubscription": 3, "link_bandwidth": "50 GB/s",
+    """Twelve nodes a unit of leaves: of three groups of eight nodes one lies on both sides."""
+    fabric = {"switch_ports": 16, "oversubscription": 3, "link_bandwidth": "50 GB/s",
               "latency_same_leaf": "2 us", "latency_cross_leaf": "3 us"}  # fmt: skip
     network = {"name": "n", "title": "t", "kind": "rail-optimised", "fabric": fabric}
-    plan = [*EVEN, "cluster.nodes=12", "cluster.network=" + json.dumps(network), "parallel.pp=1",
-            "parallel.ep=32", "schedule=1f1b", "batch.sequences=192"]  # fmt: skip
+    plan = [*EVEN, "cluster.nodes=24", "cluster.network=" + json.dumps(network), "parallel.pp=1",
+            "parallel.ep=64", "schedule=1f1b", "batch.sequences=192"]  # fmt: skip
     (tier,) = run(*plan).network
     assert tier.tier == "oversubscribed leaves" and tier.cost_s > 0.0
     assert "expert-parallel exchanges" in tier.crossed_by
