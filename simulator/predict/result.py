@@ -23,6 +23,7 @@ from moesim.simulator.predict.result_parts import (
     PoolResult,
     ProvenanceEntry,
     RunResult,
+    StepEnergy,
     StepResult,
     TierCost,
     Utilisation,
@@ -90,6 +91,8 @@ class Result(TableResult, Documented):
     """Figures of every GPU in full resolution; null in folded resolution."""
     network: tuple[TierCost, ...] = Field((), exclude_if=lambda value: not value)
     """What each limited level of the network costs the step; left out where nothing limits NICs."""
+    energy: StepEnergy | None = Field(None, exclude_if=lambda value: value is None)
+    """Power of a board by what runs, and joules per token; left out for fleets and unknown power limits."""
     host: HostReport | None = Field(None, exclude_if=lambda value: value is None)
     """Launch stalls of the step, where the scenario names a host."""
     uncertainty: Uncertainty | None = Field(None, exclude_if=lambda value: value is None)

@@ -170,6 +170,49 @@ class MovedBytes(Finite):
     scale_up_bytes: float
 
 
+class UseOfPower(Finite):
+    """Mean seconds of a board's step in one use, and its power meanwhile."""
+
+    use: str
+    seconds: float
+    board_w: float
+
+
+class StepEnergy(Finite):
+    """Energy of a step (eq. C34), averaged over all boards.
+
+    `board_w`: mean power of a board; `limit_w`: the board's limit or the cap set on it. `by_use` adds up to
+    the step. `joules_per_token`: of the boards; `..._node`: with the rest of the node, None where no power
+    of the node is known; `..._site`: times the PUE, None without an energy site. `law`: what power is read
+    from. `assumed`: the law is that of another card, or the board is taken to draw its limit.
+    """
+
+    board_w: float
+    limit_w: float
+    capped: bool
+    by_use: tuple[UseOfPower, ...]
+    joules_per_token: float
+    joules_per_token_node: float | None
+    joules_per_token_site: float | None
+    waiting_w: float
+    law: str
+    assumed: bool
+
+    def __str__(self) -> str:
+        """Power by use and joules per token."""
+        uses = ", ".join(f"{u.use} {u.board_w:,.0f} W for {u.seconds:.2f} s" for u in self.by_use)
+        cap = " (capped)" if self.capped else ""
+        joules = [f"{self.joules_per_token:.3f} J a token on the boards"]
+        if self.joules_per_token_node is not None:
+            joules.append(f"{self.joules_per_token_node:.3f} J with the rest of the nodes")
+        if self.joules_per_token_site is not None:
+            joules.append(f"{self.joules_per_token_site:.3f} J with the site's PUE")
+        return (
+            f"{self.board_w:,.0f} of {self.limit_w:,.0f} W a board{cap}: {uses}; {', '.join(joules)}"
+            f"{f' (assumed: {self.law})' if self.assumed else ''}"
+        )
+
+
 class TierCost(Finite):
     """What a limited level of the network costs the step (eq. N6): an oversubscribed layer, or the link
     between buildings.

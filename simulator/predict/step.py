@@ -13,6 +13,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.simulator.common.bounded_cache import BoundedCache, Same
 from moesim.simulator.common.processes import without_cyclic_collection
 from moesim.simulator.cost.cost_table import cost_table
+from moesim.simulator.cost.load_clock import cap_of
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.transfers import sends_over_tiers
 from moesim.simulator.engine.compilation import compile_program
@@ -276,6 +277,7 @@ def _pool(
     check_recompute(shape, scenario.recompute)
     check_combination(scenario, schedule, shape, job.cluster.node.n_gpus)
     pricer = Pricer.shared(job)
+    cap_of(pricer)  # raises for a cap on the power that nothing prices
     if stages is None:
         stages = assign_stages(scenario, pricer, schedule)
     costs = cost_table(pricer, schedule, stages)

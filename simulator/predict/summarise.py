@@ -43,6 +43,7 @@ from moesim.simulator.predict.report import (
     moved_bytes,
     pair_phases,
     pair_seconds,
+    step_energy,
     step_result,
     utilisation,
 )
@@ -122,6 +123,7 @@ def summarise(step: ExecutedStep) -> Result:
         if prepared.whole is None
         else full_result(prepared.whole, executions, fault_effects(prepared, time_s)),
         network=() if prepared.of_fleet else tuple(_tier_costs(step)),
+        energy=None if prepared.of_fleet else step_energy(prepared, executions, time_s),
         host=None if prepared.of_fleet else host_report(scenario.software, executions[0].program, time_s),
         defaults=scenario.defaults_on([pool.part.cluster for pool in prepared.pools]),
         pools=pool_results(prepared, executions[0]) if prepared.of_fleet else (),

@@ -135,6 +135,7 @@ def reason_lines(result: Result) -> list[str]:
         f"critical path, seconds: {', '.join(causes)}{f', {more} more' if more > 0 else ''}",
         f"busy: {', '.join(f'{name} {percent(share)}' for name, share in busy.items())}",
         *(f"network: {tier}" for tier in result.network),
+        *([f"energy: {result.energy}"] if result.energy else []),
     ]
 
 
