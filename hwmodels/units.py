@@ -129,7 +129,8 @@ DIMENSIONS: dict[str, DimensionTable] = {
     ),
     "per_node_day": DimensionTable(
         "a rate of failures", "3.79 /1000 node-days", "/node-day", ("/1000node-days",),
-        {"/node-day": Decimal(1), "/1000node-days": Decimal("0.001"), "/1000node-day": Decimal("0.001")},
+        {"/node-day": Decimal(1), "/node-hour": Decimal(24), "/1000node-days": Decimal("0.001"),
+         "/1000node-day": Decimal("0.001")},
     ),
     "m": DimensionTable("a distance", "30 km", "m", ("km", "m"), {"m": Decimal(1), "km": Decimal(1000)}),
     "fraction": DimensionTable(

@@ -310,6 +310,7 @@ def step_energy(prepared: Prepared, executions: Sequence[Execution], time_s: flo
         joules_per_token=boards_j / tokens,
         joules_per_token_node=None if node_j is None else node_j / tokens,
         joules_per_token_site=None if node_j is None or site is None else node_j * site.pue.value / tokens,
+        pue=None if site is None else site.pue.value,
         waiting_w=waiting_w,
         law=law.id if law is not None and own else borrowed,
         assumed=not own,

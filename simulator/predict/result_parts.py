@@ -194,9 +194,16 @@ class StepEnergy(Finite):
     joules_per_token: float
     joules_per_token_node: float | None
     joules_per_token_site: float | None
+    pue: float | None
     waiting_w: float
     law: str
     assumed: bool
+
+    def at_site(self, pue: float | None) -> StepEnergy:
+        """The same step at a site with another PUE; None for none."""
+        node = self.joules_per_token_node
+        total = None if node is None or pue is None else node * pue
+        return self.model_copy(update={"pue": pue, "joules_per_token_site": total})
 
     def __str__(self) -> str:
         """Power by use and joules per token."""

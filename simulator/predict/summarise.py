@@ -9,6 +9,7 @@ import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.calibration import profile_hash
+from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.confidence import LEVELS, Confidence, confidence, confidence_statement, peak_only_note
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, format_quantity
 from moesim.simulator.cost.pricing import Pricer
@@ -48,25 +49,40 @@ from moesim.simulator.predict.report import (
     utilisation,
 )
 from moesim.simulator.predict.result import Result
-from moesim.simulator.predict.result_parts import CauseRow, RunResult, StepResult, TierCost, host_report
+from moesim.simulator.predict.result_parts import (
+    CauseRow,
+    RunResult,
+    StepEnergy,
+    StepResult,
+    TierCost,
+    host_report,
+)
 from moesim.simulator.predict.step import ExecutedStep, Prepared, run_step
 from moesim.simulator.run.failures import interruptions
 from moesim.simulator.run.report import RunReport
-from moesim.simulator.run.simulate_run import StepFigures, phase_works, simulate_run
+from moesim.simulator.run.simulate_run import BoardPower, StepFigures, phase_works, simulate_run
 from moesim.simulator.scenario.inputs import inputs_of
+from moesim.simulator.scenario.run_plan import with_preemptions
 from moesim.version import __version__
 
 # -- run report --------------------------------------------------------------------------------------
 # Reports the whole run of a prepared scenario with its phases, interruptions and bill.
 
 
-def run_report(prepared: Prepared, time_s: float, factors: FloatArray | None = None) -> RunReport:
+def run_report(
+    prepared: Prepared,
+    time_s: float,
+    factors: FloatArray | None = None,
+    energy: StepEnergy | None = None,
+) -> RunReport:
     """The whole run of a prepared scenario whose step takes `time_s` seconds.
 
-    Simulates the steps of other batches and phases. `factors`: see `simulate_run`. Raises InputError for an
+    Simulates the steps of other batches and phases. `factors`: see `simulate_run`. `energy`: of the
+    step. Raises InputError for an
     illegal phase and for a fleet, InfeasibleError for a run that practically never ends.
     """
-    scenario, plan, job = prepared.scenario, prepared.scenario.run, prepared.job
+    scenario, job = prepared.scenario, prepared.job
+    plan, said = with_preemptions(scenario.run)
 
     def measure(of: ResolvedJob) -> StepFigures:
         if of is job:
@@ -79,7 +95,18 @@ def run_report(prepared: Prepared, time_s: float, factors: FloatArray | None = N
     trained = parameters_total(job.shape) + parameters_mtp(job.shape)
     stops = interruptions(plan, job.cluster, trained, scenario.recipe)
     works = phase_works(job, measure)
-    return simulate_run(plan, job.cluster, works, stops, scenario.seed, factors)
+    report = simulate_run(
+        plan, job.cluster, works, stops, scenario.seed, factors, gpu_power(job.cluster, energy)
+    )
+    return report.model_copy(update={"assumptions": (*report.assumptions, *said)}) if said else report
+
+
+def gpu_power(cluster: Cluster, energy: StepEnergy | None) -> BoardPower | None:
+    """Power of a GPU with its share of the node; None where the power of board or node is not known."""
+    if energy is None or cluster.node.power is None or cluster.accelerator.tdp is None:
+        return None
+    rest_w = max(0.0, cluster.node.power_w_per_gpu - cluster.accelerator.tdp_w)
+    return BoardPower(energy.board_w + rest_w, energy.waiting_w + rest_w)
 
 
 def summarise(step: ExecutedStep) -> Result:
@@ -95,6 +122,7 @@ def summarise(step: ExecutedStep) -> Result:
     )
     path = seconds_by_cause(critical_path(last_group(executions)))
     level, reason = _confidence(prepared)
+    energy = None if prepared.of_fleet else step_energy(prepared, executions, time_s)
     return Result(
         scenario=scenario.name,
         inputs=inputs_of(scenario, n_gpus=prepared.n_gpus),
@@ -108,7 +136,7 @@ def summarise(step: ExecutedStep) -> Result:
         moved_bytes=moved_bytes(executions),
         critical_path_s=tuple(CauseRow(cause=c, seconds=s) for c, s in path),
         memory=prepared.memory,
-        run=_run(prepared, time_s),
+        run=_run(prepared, time_s, energy),
         stages=tuple(describe(prepared.stages).splitlines()),
         profile=" + ".join(profiles),
         profile_hash=joined_hash([profile_hash(profile) for profile in profiles.values()]),
@@ -123,7 +151,7 @@ def summarise(step: ExecutedStep) -> Result:
         if prepared.whole is None
         else full_result(prepared.whole, executions, fault_effects(prepared, time_s)),
         network=() if prepared.of_fleet else tuple(_tier_costs(step)),
-        energy=None if prepared.of_fleet else step_energy(prepared, executions, time_s),
+        energy=energy,
         host=None if prepared.of_fleet else host_report(scenario.software, executions[0].program, time_s),
         defaults=scenario.defaults_on([pool.part.cluster for pool in prepared.pools]),
         pools=pool_results(prepared, executions[0]) if prepared.of_fleet else (),
@@ -225,7 +253,7 @@ def _tokens(prepared: Prepared) -> int:
     return tokens if whole is None else tokens * len(whole.running) // whole.gpus.shape[1]
 
 
-def _run(prepared: Prepared, time_s: float) -> RunResult:
+def _run(prepared: Prepared, time_s: float, energy: StepEnergy | None) -> RunResult:
     plan = prepared.scenario.run
     steps = -(-plan.tokens // _tokens(prepared))
     hours = steps * time_s / SECONDS_PER_HOUR
@@ -240,7 +268,7 @@ def _run(prepared: Prepared, time_s: float) -> RunResult:
         days=steps * time_s / SECONDS_PER_DAY,
         gpu_hours=hours * prepared.n_gpus,
         cost_usd=None if price is None else hours * price,
-        report=run_report(prepared, time_s) if plan.asks_for_more else None,
+        report=run_report(prepared, time_s, energy=energy) if plan.asks_for_more else None,
     )
 
 

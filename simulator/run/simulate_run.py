@@ -19,6 +19,7 @@ from moesim.simulator.run.failures import Interruptions, RunOutcome, simulate_fa
 from moesim.simulator.run.report import (
     HOURS_PER_DAY,
     CauseReport,
+    Drawn,
     FinishDates,
     GpuHours,
     OutlookRow,
@@ -299,11 +300,13 @@ def simulate_run(
     interruptions: Interruptions,
     seed: int,
     factors: FloatArray | None = None,
+    power: BoardPower | None = None,
 ) -> RunReport:
     """Simulate a run and report it; `phases` comes from `run.work.phase_works`.
 
     `factors`: relative step times of the replicas where the step time is uncertain ([replicas], about 1). A
     factor scales all phases of its replica, with the same random interruptions (docs/model.md, eq. J9).
+    `power`: of a GPU while it trains and while it waits; absent: always that of a node under load.
     Percentiles and outlook use the factors; predicted figures and tables use the predicted step. Raises
     InfeasibleError where the run practically never ends, InputError for illegal prices and plans.
     """
@@ -314,12 +317,16 @@ def simulate_run(
     outcome = simulate_failures(work, interruptions.model, alike, seed)
     interruptions.check_waiting(mean(outcome.work.sum(axis=0)), mean(outcome.waiting.sum(axis=0)))
     spare_nodes = plan.spares.count if plan.spares else 0
-    bill = rates(cluster, plan.price, spare_nodes)
     start_s = plan.start_s(cluster.n_gpus)
-    book = wide = _Book(phases, outcome, cluster.n_gpus, bill, start_s)
+    spares = 1.0 + spare_nodes / cluster.nodes
+    used = _Book(phases, outcome, cluster.n_gpus, start_s)
+    mean_w = None if power is None else used.mean_w(power, spares)
+    drawn = Drawn(mean_w, mean(used.wall_s) / SECONDS_PER_HOUR, plan.start)
+    bill = rates(cluster, plan.price, spare_nodes, drawn)
+    book = wide = replace(used, bill=bill)
     if factors is not None:
-        drawn = simulate_failures(work, interruptions.model, replicas, seed, factors)
-        wide = _Book(phases, drawn, cluster.n_gpus, bill, start_s)
+        varied = simulate_failures(work, interruptions.model, replicas, seed, factors)
+        wide = _Book(phases, varied, cluster.n_gpus, start_s, bill)
     days = _spread(wide.wall_s / SECONDS_PER_DAY, mean(book.wall_s / SECONDS_PER_DAY))
     hours = days.predicted * HOURS_PER_DAY
     ends = _spread(wide.wall_s, mean(book.wall_s)).model_dump()
@@ -337,14 +344,15 @@ def simulate_run(
         interruptions=_spread(wide.interruptions(), mean(book.interruptions())),
         causes=tuple(book.causes(interruptions.causes)),
         checkpoint=interruptions.checkpoint,
-        cost_usd=per_hour(days, bill.usd(1.0)),
-        cost_parts_usd={k: v * hours for k, v in (bill.usd_per_hour or {}).items()},
+        cost_usd=bill.of_run(days),
+        cost_parts_usd=bill.parts_of_run(hours),
         price=bill.described,
         energy_kwh=per_hour(days, bill.kwh_per_hour),
         electricity_usd=None
         if bill.electricity_usd_per_hour is None
         else bill.electricity_usd_per_hour * hours,
         co2_kg=per_hour(days, bill.kg_co2_per_hour),
+        mean_w_per_gpu=mean_w,
         assumptions=(*(n for p in phases for n in p.notes), *interruptions.notes, *bill.notes),
         replicas=alike if factors is None else replicas,
         seed=seed,
@@ -386,8 +394,19 @@ def _outlook(start: datetime.date | None, wall_s: FloatArray, bill: Rates) -> It
             share=share,
             days=seconds / SECONDS_PER_DAY,
             finish=None if start is None else _date(start, seconds),
-            cost_usd=bill.usd(seconds / SECONDS_PER_DAY * HOURS_PER_DAY),
+            cost_usd=bill.usd_of_run(seconds / SECONDS_PER_DAY * HOURS_PER_DAY),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class BoardPower:
+    """W of a GPU with its share of the node, while it trains and while it waits."""
+
+    training_w: float
+    waiting_w: float
+
+
+NO_RATES = Rates(0, None, None, None, None, "", ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,9 +416,9 @@ class _Book:
     phases: Sequence[PhaseWork]
     outcome: RunOutcome
     gpus: int
-    bill: Rates
     start_s: float
     """Seconds of one start of the job."""
+    bill: Rates = NO_RATES
 
     @property
     def startup_s(self) -> float:
@@ -455,6 +474,12 @@ class _Book:
                 )
             )
         return reports
+
+    def mean_w(self, power: BoardPower, billed: float) -> float:
+        """Mean W of a billed GPU (eq. J8); `billed`: GPUs with spares over those of the job, which wait."""
+        hours = self.gpu_hours()
+        busy = hours.productive + hours.lost
+        return power.waiting_w + (power.training_w - power.waiting_w) * busy / (hours.total * billed)
 
     def gpu_hours(self) -> GpuHours:
         o = self.outcome

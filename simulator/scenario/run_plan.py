@@ -9,9 +9,13 @@ from typing import Annotated
 
 from pydantic import Field, PositiveInt, model_validator
 
+from moesim.hwmodels import ranges
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.failure import (
+    CauseCount,
+    Causes,
+    FailureRate,
     FailureRateRef,
     RestartRef,
     StorageRef,
@@ -22,7 +26,13 @@ from moesim.hwmodels.failure import (
 from moesim.hwmodels.files import is_there
 from moesim.hwmodels.frozen import Section
 from moesim.hwmodels.price import Offer, PurchaseRef, RentChoice
-from moesim.hwmodels.provenance import SourcedBytes, SourcedGpuHours, SourcedSeconds
+from moesim.hwmodels.provenance import (
+    SourcedBytes,
+    SourcedFraction,
+    SourcedGpuHours,
+    SourcedPerNodeDay,
+    SourcedSeconds,
+)
 from moesim.hwmodels.units import parse_quantity
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import EXTENSIONS, by_name, load_mapping, parse_mapping
@@ -158,8 +168,18 @@ class Spares(Section):
     """How long a broken node is away."""
 
 
+SPOT_PREEMPTIONS = SourcedPerNodeDay(
+    value=0.1 / 30.0,
+    between=(0.05 / 30.0, 0.2 / 30.0),
+    kind="assumed",
+    source="AWS Spot Instance Advisor: interruptions in 30 days in classes from below 5 % to above 20 %",
+    date="2026-11-26",
+)
+"""Preemptions of a spot node where the price states none."""
+
+
 class Price(Section):
-    """What the run is paid with; exactly one of the three. Absent = the cluster's price per GPU-hour."""
+    """What the run is paid with: offer, rent or buy; without any the cluster's price per GPU-hour."""
 
     offer: Offer | None = None
     """A price of your own, with its date."""
@@ -167,13 +187,40 @@ class Price(Section):
     """A shipped offer for the cluster's accelerator."""
     buy: PurchaseRef | None = None
     """A shipped purchase, a file, or its figures."""
+    discount: Annotated[SourcedFraction, ranges.within(0.0, 0.99)] | None = None
+    """Share off the rent, or off the hardware of a purchase."""
+    commitment: SourcedSeconds | None = None
+    """Time that is paid for whatever the run takes; the rest after it is reserved but idle. Rents only."""
+    preemptions: SourcedPerNodeDay | None = None
+    """How often a spot node is taken away ("0.01 /node-day", "0.0004 /node-hour"); spot offers only.
+    Absent: an assumed rate."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Price:
         given = [k for k in ("offer", "rent", "buy") if getattr(self, k) is not None]
-        if len(given) != 1:
-            raise ValueError(f"price needs exactly one of offer, rent, buy; has {', '.join(given) or 'none'}")
+        changed = self.discount is not None or self.commitment is not None
+        if len(given) > 1 or not (given or changed):
+            raise ValueError(
+                "price needs one of offer, rent, buy, or a discount or commitment on the cluster's own; "
+                f"has {', '.join(given) or 'none'}"
+            )
+        if self.commitment is not None and self.buy is not None:
+            raise ValueError("commitment is of a rent; what is bought is idle by its utilisation")
+        if self.preemptions is not None and not self.spot:
+            raise ValueError(
+                "preemptions are of spot offers: state term: spot in offer or rent, or leave them out"
+            )
         return self
+
+    @property
+    def spot(self) -> bool:
+        """Whether nodes may be taken away."""
+        return any(one is not None and one.term == "spot" for one in (self.offer, self.rent))
+
+    @property
+    def preemption_rate(self) -> SourcedPerNodeDay | None:
+        """Preemptions of a node; None where none may be taken away."""
+        return (self.preemptions or SPOT_PREEMPTIONS) if self.spot else None
 
 
 class RunPlan(Section):
@@ -304,6 +351,38 @@ def _failures(cluster: Cluster) -> Chosen:
 def _chosen(key: str, value: object, text: str, why: str, source: str) -> Chosen:
     """A default of the run; each is assumed, since it was observed in somebody else's cluster."""
     return Chosen(value, Default(key=f"run.{key}", value=text, why=why, kind="assumed", source=source))
+
+
+PREEMPTED = "preemption"
+
+
+def with_preemptions(plan: RunPlan) -> tuple[RunPlan, tuple[str, ...]]:
+    """The plan with the preemptions of its spot price among the failures (eq. J11), and what to say about it.
+
+    A preempted node is replaced, as a broken one is. Plans without failures stay as they are.
+    """
+    taken = None if plan.price is None else plan.price.preemption_rate
+    if taken is None or not taken.value:
+        return plan, ()
+    if not plan.interrupted:
+        said = "nodes rented as spot may be taken away, and this run has no failures: it is as if none were"
+        return plan, (said,)
+    own = plan.failures
+    before = 0.0 if own is None else own.interruptions.value
+    total = before + taken.value
+    known = () if own is None or not before else own.counts
+    scale = 1_000_000 / max(1, sum(one.count for one in known))
+    counts = tuple(
+        one.model_copy(update={"count": max(1, round(one.count * scale * before / total))}) for one in known
+    )
+    counts += (CauseCount(cause=PREEMPTED, count=max(1, round(1_000_000 * taken.value / total)), node=True),)
+    source = taken.source if own is None else f"{own.interruptions.source}; preemptions: {taken.source}"
+    rate = taken.model_copy(update={"value": total, "kind": "derived", "source": source, "between": None})
+    causes = Causes(kind="derived", source=source, date=taken.date, counts=counts)
+    name = PREEMPTED if own is None else f"{own.name} and {PREEMPTED}"
+    failures = FailureRate(name=name, title=name, interruptions=rate, causes=causes)
+    often = f"{taken.value:.3g} a node and day, {taken.kind}: {taken.source}"
+    return plan.model_copy(update={"failures": failures}), (f"preemptions of spot nodes: {often}",)
 
 
 def run_plan_names() -> list[str]:

@@ -8,7 +8,9 @@ import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.engine.records import Execution, step_time_s
+from moesim.simulator.predict.report import step_energy
 from moesim.simulator.predict.result import Result
+from moesim.simulator.predict.result_parts import StepEnergy
 from moesim.simulator.predict.step import Prepared, execute, prepare
 from moesim.simulator.predict.summarise import run_report
 from moesim.simulator.run.report import RunReport
@@ -45,7 +47,9 @@ def uncertain_report(
     plan = prepared.scenario.run
     # Without failures replicas cost nothing; as many as there are draws give the interval of the step itself.
     factors = step_factors(prepared, executions, plan.replicas if plan.interrupted else SAMPLES)
-    return run_report(prepared, step_time_s(executions) if known_s is None else known_s, factors)
+    simulated_s = step_time_s(executions)
+    energy = None if prepared.of_fleet else step_energy(prepared, executions, simulated_s)
+    return run_report(prepared, simulated_s if known_s is None else known_s, factors, energy)
 
 
 def with_default_stops(scenario: Scenario) -> tuple[Scenario, tuple[Default, ...]]:
@@ -62,29 +66,35 @@ def with_default_stops(scenario: Scenario) -> tuple[Scenario, tuple[Default, ...
 
 
 def predict_run(
-    scenario: Scenario, step_time_s: float | None = None, uncertainty: bool | None = None
+    scenario: Scenario,
+    step_time_s: float | None = None,
+    uncertainty: bool | None = None,
+    energy: StepEnergy | None = None,
 ) -> RunReport:
     """Predict the whole run of a scenario; see `run_report`.
 
     Failures that the scenario does not mention are those of `with_default_stops`, which the report lists.
     `uncertainty` includes that of the step time; by default it is on unless `step_time_s` is given. With a
-    given `step_time_s` and no uncertainty, only further phases are simulated.
+    given `step_time_s` and no uncertainty, only further phases are simulated; `energy` is then that of the
+    step, without which nodes draw their power under load.
     """
     with_stops, assumed = with_default_stops(scenario)
-    report = _report(prepare(with_stops), step_time_s, uncertainty)
+    report = _report(prepare(with_stops), step_time_s, uncertainty, energy)
     engine = EVENTS if step_time_s is None else f"step time given: {step_time_s} s"
     return report.model_copy(update={"inputs": inputs_of(scenario, engine), "defaults": assumed})
 
 
-def _report(prepared: Prepared, step_time_s: float | None, uncertainty: bool | None) -> RunReport:
+def _report(
+    prepared: Prepared, step_time_s: float | None, uncertainty: bool | None, energy: StepEnergy | None
+) -> RunReport:
     if uncertainty is None:
         uncertainty = step_time_s is None
     if not uncertainty and step_time_s is not None:
-        return run_report(prepared, step_time_s)
+        return run_report(prepared, step_time_s, energy=energy)
     step = execute(prepared)
     if uncertainty:
         return uncertain_report(prepared, step.executions, step_time_s)
-    return run_report(prepared, step.time_s)
+    return run_report(prepared, step.time_s, energy=step_energy(prepared, step.executions, step.time_s))
 
 
 def with_uncertain_run(prepared: Prepared, executions: Sequence[Execution], result: Result) -> Result:
