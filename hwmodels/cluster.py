@@ -12,8 +12,8 @@ from moesim.hwmodels.errors import InputError, LegalValuesError
 from moesim.hwmodels.frozen import Section
 from moesim.hwmodels.network import Network, NetworkRef, list_networks, load_network
 from moesim.hwmodels.node import Node, NodeRef, list_nodes, load_node
-from moesim.hwmodels.price import EnergySiteRef, Term
-from moesim.hwmodels.provenance import DateText, Kind, Source, SourcedUsdPerHour
+from moesim.hwmodels.price import EnergySiteRef, RentPrice
+from moesim.hwmodels.provenance import DateText, Kind, Source
 from moesim.hwmodels.topologies import Topology, build_topology
 from moesim.hwmodels.yaml_io import load_described, shipped_names
 
@@ -36,12 +36,8 @@ class Cluster(Section):
     """How many."""
     network: NetworkRef
     """A shipped network, a file, or its description; `single-node` for one node."""
-    price_per_gpu_hour: SourcedUsdPerHour | None = None
-    """`"$2/h"`; without it the run has no cost."""
-    price_term: Term = Field("not stated", exclude_if=lambda term: term == "not stated")
-    """How that price is rented, as in a price list."""
-    price_years: Annotated[float, Field(gt=0, le=10)] | None = Field(None, exclude_if=lambda y: y is None)
-    """Length of its reservation."""
+    price_per_gpu_hour: RentPrice | None = None
+    """`"$2/h"`, or with its source and `term`; without it the run has no cost."""
     energy: EnergySiteRef | None = None
     """Electricity of the site."""
     kind: Kind = "assumed"

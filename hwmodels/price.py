@@ -7,6 +7,7 @@ import datetime
 import io
 import math
 import zoneinfo
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -62,13 +63,37 @@ def term_words(term: Term, years: float | None = None) -> str:
     return f"reserved for {years:g} year{'' if years == 1 else 's'}"
 
 
-class Offer(SourcedUsdPerHour):
-    """One price per GPU and hour with its quoted terms; a price without a date is refused."""
+Years = Annotated[float, Field(gt=0, le=10)]
+
+
+class RentPrice(SourcedUsdPerHour):
+    """A price per GPU and hour with its term, which every label of it says."""
+
+    term: Term = Field("not stated", exclude_if=lambda term: term == "not stated")
+    years: Years | None = Field(None, exclude_if=lambda years: years is None)
+    """Length of a reservation; absent: not stated."""
+
+    @property
+    def label(self) -> str:
+        """The term in words."""
+        return term_words(self.term, self.years)
+
+
+def mixed_terms(terms: Mapping[str, str]) -> tuple[str, ...]:
+    """A warning where prices side by side have different terms; `terms`: words by what is paid."""
+    if len(set(terms.values())) < 2:
+        return ()
+    said = "; ".join(f"{name}: {term}" for name, term in terms.items())
+    return (
+        f"prices of different terms stand side by side ({said}): choose one term for all to compare them",
+    )
+
+
+class Offer(RentPrice):
+    """One quoted price; one without a date is refused."""
 
     terms: str = "not stated"
     term: Term = "not stated"
-    years: Annotated[float, Field(gt=0, le=10)] | None = None
-    """Length of a reservation; absent: not stated."""
     region: str = "not stated"
 
     @field_validator("date")
@@ -78,17 +103,12 @@ class Offer(SourcedUsdPerHour):
             raise ValueError("a price needs the date that it was quoted on, for example 2026-05")
         return date
 
-    @property
-    def label(self) -> str:
-        """The term in words."""
-        return term_words(self.term, self.years)
-
 
 class RentChoice(Frozen):
     """Selects a shipped offer: the latest that fits and, among those of one date, the cheapest."""
 
     term: Term
-    years: Annotated[float, Field(gt=0, le=10)] | None = None
+    years: Years | None = None
     """Length of a reservation; absent: any."""
     region: str | None = None
     until: DateText | None = None

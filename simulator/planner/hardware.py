@@ -13,7 +13,16 @@ from moesim.hwmodels.cluster import Cluster, list_clusters, load_cluster
 from moesim.hwmodels.confidence import Confidence
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.frozen import Frozen
-from moesim.hwmodels.price import RentChoice, Term, list_prices, list_purchases, load_prices, load_purchase
+from moesim.hwmodels.price import (
+    RentChoice,
+    RentPrice,
+    Term,
+    list_prices,
+    list_purchases,
+    load_prices,
+    load_purchase,
+    mixed_terms,
+)
 from moesim.hwmodels.provenance import SourcedUsdPerHour
 from moesim.hwmodels.validation import nearest
 from moesim.simulator.common.tables import Row, TableResult
@@ -163,7 +172,8 @@ def paid(scenario: Scenario, payment: Payment) -> Scenario:
         return scenario
     price = price_under(scenario.machine, payment)
     assert price is not None
-    plain = SourcedUsdPerHour(**{name: getattr(price, name) for name in SourcedUsdPerHour.model_fields})
+    of = RentPrice if isinstance(price, RentPrice) else SourcedUsdPerHour
+    plain = of(**{name: getattr(price, name) for name in of.model_fields})
     cluster = scenario.machine.model_copy(update={"price_per_gpu_hour": plain})
     return scenario.model_copy(update={"cluster": cluster})
 
@@ -237,6 +247,8 @@ class ClusterRow(Frozen):
     confidence: Confidence | None = None
     usd_per_gpu_hour: float | None = None
     price: SourcedUsdPerHour | None = None
+    term: str = Field("", exclude_if=lambda term: not term)
+    """Term of the price in words; empty without one."""
     price_problem: str = ""
     """Why there is no price with the chosen payment."""
     figures: dict[str, Band] = Field(default_factory=dict)
@@ -253,6 +265,8 @@ class HardwareComparison(TableResult):
     """The job that was moved; every cluster's row has the scenario of its own plan."""
     payment: Payment
     clusters: tuple[ClusterRow, ...]
+    warnings: tuple[str, ...] = Field((), exclude_if=lambda value: not value)
+    """That costs stand side by side on different terms, in words."""
 
     def rows(self) -> list[Row]:
         """One row for each cluster, with its plan, its figures and their ends."""
@@ -402,7 +416,11 @@ def hardware_comparison(
             row = row.model_copy(update={"differences": _differences(first, (planned, result))})
         rows.append(row)
     return HardwareComparison(
-        scenario=scenario.name, inputs=inputs_of(scenario), payment=payment, clusters=tuple(rows)
+        scenario=scenario.name,
+        inputs=inputs_of(scenario),
+        payment=payment,
+        clusters=tuple(rows),
+        warnings=mixed_terms({row.cluster: row.term for row in rows if row.term}),
     )
 
 
@@ -458,6 +476,7 @@ def _row(scenario: Scenario, planned: ClusterPlan, payment: Payment) -> tuple[Cl
             "confidence": result.confidence,
             "usd_per_gpu_hour": None if price is None else price.value,
             "price": price,
+            "term": "purchase" if payment == "purchase" and price else getattr(price, "label", ""),
             "price_problem": problem,
             "figures": figures,
         }

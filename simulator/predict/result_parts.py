@@ -7,7 +7,7 @@ from itertools import chain
 from math import fsum
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, computed_field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
 
 from moesim.hwmodels.confidence import Confidence
 from moesim.hwmodels.frozen import Frozen
@@ -124,6 +124,8 @@ class RunResult(Finite):
     days: float
     gpu_hours: float
     cost_usd: float | None
+    price_term: str = Field("", exclude_if=lambda term: not term)
+    """Term of the cluster's price in words; empty without a price."""
     report: RunReport | None = None
 
     def __str__(self) -> str:
@@ -131,6 +133,7 @@ class RunResult(Finite):
         lines = [
             f"{short(self.tokens)} tokens in {self.steps:,} steps: {self.days:.1f} days, "
             f"{short(self.gpu_hours)} GPU-hours{_dollars(self.cost_usd)}"
+            f"{f' ({self.price_term})' if self.price_term else ''}"
         ]
         if self.report is not None:
             days, cost = self.report.days, self.report.cost_usd

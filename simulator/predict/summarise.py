@@ -11,6 +11,7 @@ from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.calibration import profile_hash
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.confidence import LEVELS, Confidence, confidence, confidence_statement, peak_only_note
+from moesim.hwmodels.price import mixed_terms
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, format_quantity
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.transfers import domains_met, exchange_seconds, sends_over_tiers
@@ -142,7 +143,15 @@ def summarise(step: ExecutedStep) -> Result:
         profile_hash=joined_hash([profile_hash(profile) for profile in profiles.values()]),
         confidence=level,
         confidence_reason=reason,
-        warnings=() if prepared.of_fleet else tuple(_warnings(prepared)),
+        warnings=mixed_terms(
+            {
+                pool.part.label: pool.part.cluster.price_per_gpu_hour.label
+                for pool in prepared.pools
+                if pool.part.cluster.price_per_gpu_hour is not None
+            }
+        )
+        if prepared.of_fleet
+        else tuple(_warnings(prepared)),
         provenance=tuple(pools_provenance(prepared)),
         extrapolated=tuple(sorted(_extrapolated(prepared))),
         seed=scenario.seed,
@@ -262,12 +271,18 @@ def _run(prepared: Prepared, time_s: float, energy: StepEnergy | None) -> RunRes
     else:
         per_gpu = prepared.cluster.price_per_gpu_hour
         price = None if per_gpu is None else prepared.n_gpus * per_gpu.value
+    labels = {
+        pool.part.cluster.price_per_gpu_hour.label
+        for pool in prepared.pools
+        if price is not None and pool.part.cluster.price_per_gpu_hour is not None
+    }
     return RunResult(
         tokens=plan.tokens,
         steps=int(steps),
         days=steps * time_s / SECONDS_PER_DAY,
         gpu_hours=hours * prepared.n_gpus,
         cost_usd=None if price is None else hours * price,
+        price_term=" and ".join(sorted(labels)),
         report=run_report(prepared, time_s, energy=energy) if plan.asks_for_more else None,
     )
 

@@ -12,8 +12,8 @@ from pydantic import Field
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Frozen
-from moesim.hwmodels.price import EnergySite, Purchase, load_hourly, load_prices, term_words
-from moesim.hwmodels.provenance import UNDATED, SourcedFraction, SourcedUsdPerHour
+from moesim.hwmodels.price import EnergySite, Purchase, RentPrice, load_hourly, load_prices
+from moesim.hwmodels.provenance import UNDATED, SourcedFraction
 from moesim.hwmodels.summary_text import count, percent, short, titled
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.common.tables import Row, TableResult
@@ -427,7 +427,7 @@ def purchase_usd_per_hour(
     return parts
 
 
-def _rent(cluster: Cluster, price: Price | None) -> tuple[SourcedUsdPerHour | None, str]:
+def _rent(cluster: Cluster, price: Price | None) -> tuple[RentPrice | None, str]:
     if price is None:
         rent = cluster.price_per_gpu_hour
         if rent is None:
@@ -435,8 +435,7 @@ def _rent(cluster: Cluster, price: Price | None) -> tuple[SourcedUsdPerHour | No
                 None,
                 f"no price: cluster {cluster.name!r} has no price_per_gpu_hour, and run.price is not set",
             )
-        words = term_words(cluster.price_term, cluster.price_years)
-        return rent, f"{words}: rented at {rent.text} ({rent.date}, {rent.source})"
+        return rent, f"{rent.label}: rented at {rent.text} ({rent.date}, {rent.source})"
     if price.offer is None and price.rent is None:
         rent, described = _rent(cluster, None)
         return rent, described if rent is None else f"{described}{_changes(price)}"

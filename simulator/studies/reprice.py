@@ -105,7 +105,9 @@ def repriced(result: Result, scenario: Scenario) -> Result:
     pue = None if cluster.energy is None else cluster.energy.pue.value
     return result.model_copy(
         update={
-            "run": run.model_copy(update={"cost_usd": cost, "report": report}),
+            "run": run.model_copy(
+                update={"cost_usd": cost, "price_term": price.label if price else "", "report": report}
+            ),
             "provenance": result.provenance + added,
             "defaults": scenario.defaults,
             "inputs": inputs_of(scenario),
@@ -130,7 +132,7 @@ def unpriced(result: Result, scenario: Scenario) -> Result:
     of_price = _stated(scenario) - _stated(bare)
     return result.model_copy(
         update={
-            "run": result.run.model_copy(update={"cost_usd": None, "report": report}),
+            "run": result.run.model_copy(update={"cost_usd": None, "price_term": "", "report": report}),
             "provenance": tuple(entry for entry in result.provenance if entry.path not in of_price),
             "defaults": bare.defaults,
             "inputs": inputs_of(bare),

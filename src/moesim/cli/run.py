@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import isclose
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -166,6 +167,12 @@ def run(
         ),
     ] = None,
     as_json: AsJson = False,
+    assumptions: Annotated[
+        Path | None,
+        typer.Option(
+            help="CSV or YAML of the figures behind the bill: written if it does not exist, else applied."
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of every draw; short for --set seed=N.")] = None,
 ) -> None:
     """Predict the whole run: phases, failures and restarts, finish date, cost, energy.
@@ -177,10 +184,21 @@ def run(
         from moesim.simulator.predict.step import execute, prepare
         from moesim.simulator.scenario import load_scenario
         from moesim.simulator.scenario.inputs import inputs_of
-        from moesim.simulator.studies.whole_run import uncertain_report, with_default_stops
+        from moesim.simulator.studies.whole_run import (
+            uncertain_report,
+            with_assumptions,
+            with_default_stops,
+            write_assumptions,
+        )
 
         extra = [] if seed is None else [f"seed={seed}"]
-        loaded = load_scenario(scenario, [*(overrides or []), *extra])
+        loaded, told = load_scenario(scenario, [*(overrides or []), *extra]), ""
+        if assumptions is not None and assumptions.exists():
+            loaded, changed = with_assumptions(loaded, assumptions)
+            told = f"assumptions: {assumptions}: {', '.join(changed) or 'no row differs'}"
+        elif assumptions is not None:
+            count = write_assumptions(loaded, assumptions)
+            told = f"assumptions: {count} rows written to {assumptions}; edit them and run this again"
         try:
             with_stops, assumed = with_default_stops(loaded)
             prepared = prepare(with_stops)
@@ -194,6 +212,6 @@ def run(
     else:
         title = f"{loaded.name}, the whole run on {prepared.cluster.n_gpus:,} GPUs"
         print_text("\n".join([title, *(report.inputs.lines() if report.inputs else ()), ""]))
-        print_text("\n".join(report_lines(report)))
+        print_text("\n".join([*report_lines(report), *([told] if told else [])]))
     if not prepared.memory.fits:
         raise InfeasibleError(f"{loaded.name}: {prepared.memory.shortage}")
