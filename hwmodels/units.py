@@ -163,6 +163,13 @@ _QUANTITY = re.compile(
 _EXPONENT_DIGITS = 3
 
 
+def _in_dollars(dimension: str) -> str:
+    """What to do about another currency, where a price is asked for."""
+    if not dimension.startswith("usd"):
+        return ""
+    return "; prices are in US dollars: convert other currencies, and say at which rate in the source"
+
+
 def _table(dimension: str) -> DimensionTable:
     assert dimension in DIMENSIONS, f"no such dimension: {dimension}"
     return DIMENSIONS[dimension]
@@ -180,6 +187,7 @@ def parse_quantity(text: str, dimension: str) -> float:
     if match is None:
         raise InputError(
             f"{_shown(text)} is not a quantity; write {table.what} as, for example, {table.example!r}"
+            f"{_in_dollars(dimension)}"
         )
     unit = re.sub(r"\s+", "", match["unit"]).replace("µ", "u").replace("μ", "u")  # both micro signs
     if match["dollar"]:
@@ -200,7 +208,7 @@ def parse_quantity(text: str, dimension: str) -> float:
         near = [known for known in table.units if known.lower() == unit.lower()]
         near = near or difflib.get_close_matches(unit, list(table.units), n=2, cutoff=0.5)
         hint = f" (did you mean {' or '.join(repr(n) for n in near)}?)" if near else ""
-        raise InputError(f"{cause}{hint}; write, for example, {table.example!r}")
+        raise InputError(f"{cause}{hint}; write, for example, {table.example!r}{_in_dollars(dimension)}")
     number = match["number"].replace("_", "")
     digits = len(number.lower().partition("e")[2].lstrip("+-0"))
     value = math.inf if digits > _EXPONENT_DIGITS else float(Decimal(number) * factor)
