@@ -298,7 +298,8 @@ def sends_over_tiers(pricer: Pricer, send_s: float, size: float) -> SlowSends:
     for number, tier in enumerate(pricer.tiers if send_s else ()):
         for pair in pairs:
             own, other = (np.arange(rank * inner, (rank + 1) * inner) // tier.gpus for rank in pair)
-            ends = np.stack([own, other if tier.to_each else -(own != other)], axis=1)[own != other]
+            beyond = other if tier.to_each else np.full_like(other, -1)
+            ends = np.stack([own, beyond], axis=1)[own != other]
             if not len(ends):
                 continue
             met, senders = np.unique(ends, axis=0, return_counts=True)

@@ -102,6 +102,17 @@ def test_oversubscribed_leaves_slow_the_exchange_that_crosses_them() -> None:
     assert "expert-parallel exchanges" in tier.crossed_by
 
 
+def test_sends_between_oversubscribed_pods_share_the_core() -> None:
+    """Pods of 48 GPUs whose middle switches have three ports down for one up; 32 GPUs a pipeline rank."""
+    fabric = {"switch_ports": 32, "layers": 3, "core_oversubscription": 3, "link_bandwidth": "50 GB/s",
+              "latency_same_leaf": "2 us", "latency_cross_leaf": "3 us"}  # fmt: skip
+    network = {"name": "n", "title": "t", "kind": "rail-optimised", "fabric": fabric}
+    plan = [*EVEN, "cluster.network=" + json.dumps(network), "cluster.nodes=96", "batch.sequences=1536"]
+    (tier,) = run(*plan).network
+    assert (tier.tier, tier.gpus, tier.bytes_per_s) == ("oversubscribed core", 384, 16 * 8 * 50e9)
+    assert tier.crossed_by[0] == "pipeline sends" and tier.cost_s >= 0.0
+
+
 def test_a_dense_model_has_groups_too() -> None:
     plan = [
         "model=llama-3-8b", "precision=bf16", "schedule=1f1b", "stages={}", "communication.sms=0",
