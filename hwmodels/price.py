@@ -40,7 +40,7 @@ from moesim.hwmodels.yaml_io import by_name, load_described, shipped_names
 
 PRICES = "prices"
 
-Term = Literal["on-demand", "spot", "reserved", "capacity-block", "assumed", "not stated"]
+Term = Literal["on-demand", "spot", "reserved", "capacity-block", "purchase", "assumed", "not stated"]
 """How the accelerator is rented; `reserved` is for about a year, and nobody offers an `assumed` price."""
 
 TERM_WORDS: dict[Term, str] = {
@@ -48,6 +48,7 @@ TERM_WORDS: dict[Term, str] = {
     "spot": "spot, may be taken away",
     "reserved": "reserved",
     "capacity-block": "capacity block",
+    "purchase": "purchase",
     "assumed": "price assumed, no offer",
     "not stated": "terms not stated",
 }

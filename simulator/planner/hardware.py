@@ -23,7 +23,6 @@ from moesim.hwmodels.price import (
     load_purchase,
     mixed_terms,
 )
-from moesim.hwmodels.provenance import SourcedUsdPerHour
 from moesim.hwmodels.validation import nearest
 from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.memory.gpu import Verdict
@@ -129,7 +128,7 @@ PAYMENTS: tuple[Payment, ...] = get_args(Payment)
 """Ways to pay: each cluster's own price, one of the terms of rent, or buying the hardware."""
 
 
-def price_under(cluster: Cluster, payment: Payment) -> SourcedUsdPerHour | None:
+def price_under(cluster: Cluster, payment: Payment) -> RentPrice | None:
     """Price of one GPU for one hour, with its source; None where the cluster states no price of its own.
 
     A rent is the latest shipped offer of its term, the cheapest of one date, as in `run.price.rent`; GPUs of
@@ -147,7 +146,8 @@ def price_under(cluster: Cluster, payment: Payment) -> SourcedUsdPerHour | None:
         bill = rates(cluster, Price(buy=buy), 0)
         usd_per_hour = bill.usd(1.0)
         assert usd_per_hour is not None
-        return SourcedUsdPerHour(
+        return RentPrice(
+            term="purchase",
             value=usd_per_hour / bill.gpus,
             kind="derived",
             source=f"{bill.described}: hardware, building, upkeep and electricity for each hour of use",
@@ -172,8 +172,7 @@ def paid(scenario: Scenario, payment: Payment) -> Scenario:
         return scenario
     price = price_under(scenario.machine, payment)
     assert price is not None
-    of = RentPrice if isinstance(price, RentPrice) else SourcedUsdPerHour
-    plain = of(**{name: getattr(price, name) for name in of.model_fields})
+    plain = RentPrice(**{name: getattr(price, name) for name in RentPrice.model_fields})
     cluster = scenario.machine.model_copy(update={"price_per_gpu_hour": plain})
     return scenario.model_copy(update={"cluster": cluster})
 
@@ -246,7 +245,7 @@ class ClusterRow(Frozen):
     profile: str | None = None
     confidence: Confidence | None = None
     usd_per_gpu_hour: float | None = None
-    price: SourcedUsdPerHour | None = None
+    price: RentPrice | None = None
     term: str = Field("", exclude_if=lambda term: not term)
     """Term of the price in words; empty without one."""
     price_problem: str = ""
@@ -476,7 +475,7 @@ def _row(scenario: Scenario, planned: ClusterPlan, payment: Payment) -> tuple[Cl
             "confidence": result.confidence,
             "usd_per_gpu_hour": None if price is None else price.value,
             "price": price,
-            "term": "purchase" if payment == "purchase" and price else getattr(price, "label", ""),
+            "term": "" if price is None else price.label,
             "price_problem": problem,
             "figures": figures,
         }

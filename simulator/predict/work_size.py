@@ -186,8 +186,8 @@ def check_size(
     if size.parts > limits.most_parts:
         raise InputError(
             f"{size.gpus:,} GPUs with their switches and cables are {size.parts:,} parts, more than the "
-            f"{limits.most_parts:,} of {limits.where}: take fewer nodes (cluster.nodes), resolution: folded, or "
-            f"{limits.instead}",
+            f"{limits.most_parts:,} of {limits.where}: take fewer nodes (cluster.nodes), "
+            f"resolution: folded, or {limits.instead}",
             key="cluster.nodes",
         )
     return size

@@ -316,17 +316,13 @@ def simulate_run(
     alike = 1 if interruptions.certain else replicas  # without interruptions all replicas are equal
     outcome = simulate_failures(work, interruptions.model, alike, seed)
     interruptions.check_waiting(mean(outcome.work.sum(axis=0)), mean(outcome.waiting.sum(axis=0)))
-    spare_nodes = plan.spares.count if plan.spares else 0
-    start_s = plan.start_s(cluster.n_gpus)
-    spares = 1.0 + spare_nodes / cluster.nodes
-    used = _Book(phases, outcome, cluster.n_gpus, start_s)
-    mean_w = None if power is None else used.mean_w(power, spares)
-    drawn = Drawn(mean_w, mean(used.wall_s) / SECONDS_PER_HOUR, plan.start)
-    bill = rates(cluster, plan.price, spare_nodes, drawn)
-    book = wide = replace(used, bill=bill)
+    book = wide = _Book(phases, outcome, cluster.n_gpus, plan.start_s(cluster.n_gpus)).billed(
+        plan, cluster, power
+    )
+    bill, mean_w = book.bill, book.mean_w
     if factors is not None:
         varied = simulate_failures(work, interruptions.model, replicas, seed, factors)
-        wide = _Book(phases, varied, cluster.n_gpus, start_s, bill)
+        wide = replace(book, outcome=varied)
     days = _spread(wide.wall_s / SECONDS_PER_DAY, mean(book.wall_s / SECONDS_PER_DAY))
     hours = days.predicted * HOURS_PER_DAY
     ends = _spread(wide.wall_s, mean(book.wall_s)).model_dump()
@@ -419,6 +415,8 @@ class _Book:
     start_s: float
     """Seconds of one start of the job."""
     bill: Rates = NO_RATES
+    mean_w: float | None = None
+    """Mean W of a billed GPU with its share of the node; None where no power by use is known."""
 
     @property
     def startup_s(self) -> float:
@@ -475,11 +473,16 @@ class _Book:
             )
         return reports
 
-    def mean_w(self, power: BoardPower, billed: float) -> float:
-        """Mean W of a billed GPU (eq. J8); `billed`: GPUs with spares over those of the job, which wait."""
-        hours = self.gpu_hours()
-        busy = hours.productive + hours.lost
-        return power.waiting_w + (power.training_w - power.waiting_w) * busy / (hours.total * billed)
+    def billed(self, plan: RunPlan, cluster: Cluster, power: BoardPower | None) -> _Book:
+        """The book with its bill and the mean power of a billed GPU, whose spares wait (eq. J8)."""
+        spare_nodes = plan.spares.count if plan.spares else 0
+        mean_w = None
+        if power is not None:
+            hours = self.gpu_hours()
+            busy = (hours.productive + hours.lost) / (hours.total * (1.0 + spare_nodes / cluster.nodes))
+            mean_w = power.waiting_w + (power.training_w - power.waiting_w) * busy
+        drawn = Drawn(mean_w, mean(self.wall_s) / SECONDS_PER_HOUR, plan.start)
+        return replace(self, bill=rates(cluster, plan.price, spare_nodes, drawn), mean_w=mean_w)
 
     def gpu_hours(self) -> GpuHours:
         o = self.outcome
