@@ -316,10 +316,9 @@ def simulate_run(
     alike = 1 if interruptions.certain else replicas  # without interruptions all replicas are equal
     outcome = simulate_failures(work, interruptions.model, alike, seed)
     interruptions.check_waiting(mean(outcome.work.sum(axis=0)), mean(outcome.waiting.sum(axis=0)))
-    book = wide = _Book(phases, outcome, cluster.n_gpus, plan.start_s(cluster.n_gpus)).billed(
-        plan, cluster, power
-    )
-    bill, mean_w = book.bill, book.mean_w
+    bare = _Book(phases, outcome, cluster.n_gpus, plan.start_s(cluster.n_gpus))
+    book = wide = bare.billed(plan, cluster, power)
+    bill = book.bill
     if factors is not None:
         varied = simulate_failures(work, interruptions.model, replicas, seed, factors)
         wide = replace(book, outcome=varied)
@@ -334,9 +333,7 @@ def simulate_run(
         else None,
         gpu_hours=book.gpu_hours(),
         goodput=_spread(wide.goodput(), mean(book.goodput())),
-        goodput_expected=math.fsum(work) / (interruptions.expected_seconds(work) + book.startup_s)
-        if work
-        else 1.0,
+        goodput_expected=book.goodput_expected(work, interruptions),
         interruptions=_spread(wide.interruptions(), mean(book.interruptions())),
         causes=tuple(book.causes(interruptions.causes)),
         checkpoint=interruptions.checkpoint,
@@ -348,7 +345,7 @@ def simulate_run(
         if bill.electricity_usd_per_hour is None
         else bill.electricity_usd_per_hour * hours,
         co2_kg=per_hour(days, bill.kg_co2_per_hour),
-        mean_w_per_gpu=mean_w,
+        mean_w_per_gpu=book.mean_w,
         assumptions=(*(n for p in phases for n in p.notes), *interruptions.notes, *bill.notes),
         replicas=alike if factors is None else replicas,
         seed=seed,
@@ -441,6 +438,12 @@ class _Book:
         return np.asarray(
             np.where(wall > 0.0, self.outcome.work.sum(axis=0) / np.where(wall > 0, wall, 1.0), 1.0)
         )
+
+    def goodput_expected(self, work: Sequence[float], interruptions: Interruptions) -> float:
+        """Goodput by the closed form (eq. J5); 1 without simulated work."""
+        if not work:
+            return 1.0
+        return math.fsum(work) / (interruptions.expected_seconds(work) + self.startup_s)
 
     def _hours(self, seconds: FloatArray) -> float:
         """GPU-hours of `seconds` [..., replicas], averaged over replicas and summed over other axes."""
