@@ -59,11 +59,14 @@ from moesim.simulator.predict.result_parts import (
     host_report,
 )
 from moesim.simulator.predict.step import ExecutedStep, Prepared, run_step
-from moesim.simulator.run.failures import interruptions
-from moesim.simulator.run.report import RunReport
-from moesim.simulator.run.simulate_run import BoardPower, StepFigures, phase_works, simulate_run
+from moesim.simulator.run.report import BoardPower, RunReport
+from moesim.simulator.run.simulate_run import (
+    StepFigures,
+    interruptions,
+    phase_works,
+    simulate_run,
+)
 from moesim.simulator.scenario.inputs import inputs_of
-from moesim.simulator.scenario.run_plan import with_preemptions
 from moesim.version import __version__
 
 # -- run report --------------------------------------------------------------------------------------
@@ -82,8 +85,7 @@ def run_report(
     step. Raises InputError for an
     illegal phase and for a fleet, InfeasibleError for a run that practically never ends.
     """
-    scenario, job = prepared.scenario, prepared.job
-    plan, said = with_preemptions(scenario.run)
+    scenario, plan, job = prepared.scenario, prepared.scenario.run, prepared.job
 
     def measure(of: ResolvedJob) -> StepFigures:
         if of is job:
@@ -94,12 +96,11 @@ def run_report(
         return StepFigures(seconds, memory.total_bytes, memory.capacity_bytes)
 
     trained = parameters_total(job.shape) + parameters_mtp(job.shape)
-    stops = interruptions(plan, job.cluster, trained, scenario.recipe)
+    microbatches = scenario.batch.sequences // scenario.parallel.microbatch
+    stops = interruptions(plan, job.cluster, trained, scenario.recipe, microbatches)
     works = phase_works(job, measure)
-    report = simulate_run(
-        plan, job.cluster, works, stops, scenario.seed, factors, gpu_power(job.cluster, energy)
-    )
-    return report.model_copy(update={"assumptions": (*report.assumptions, *said)}) if said else report
+    power = gpu_power(job.cluster, energy)
+    return simulate_run(plan, job.cluster, works, stops, scenario.seed, factors, power)
 
 
 def gpu_power(cluster: Cluster, energy: StepEnergy | None) -> BoardPower | None:

@@ -5,17 +5,13 @@ from __future__ import annotations
 import datetime
 from importlib import resources
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from moesim.hwmodels import ranges
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.failure import (
-    CauseCount,
-    Causes,
-    FailureRate,
     FailureRateRef,
     RestartRef,
     StorageRef,
@@ -28,11 +24,13 @@ from moesim.hwmodels.frozen import Section
 from moesim.hwmodels.price import Offer, PurchaseRef, RentChoice
 from moesim.hwmodels.provenance import (
     SourcedBytes,
+    SourcedBytesPerSecond,
     SourcedFraction,
     SourcedGpuHours,
     SourcedPerNodeDay,
     SourcedSeconds,
 )
+from moesim.hwmodels.ranges import within
 from moesim.hwmodels.units import parse_quantity
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import EXTENSIONS, by_name, load_mapping, parse_mapping
@@ -102,6 +100,56 @@ class RunPhase(Section):
         return self
 
 
+def _interval(text: str, place: str) -> str:
+    """A checkpoint interval: a time above 0, or "optimal"."""
+    if text == OPTIMAL:
+        return text
+    try:
+        seconds = parse_quantity(text, "s")
+    except InputError as error:
+        raise ValueError(f"{error}; or write {OPTIMAL!r}") from None
+    if not seconds > 0.0:
+        raise ValueError(f"{place}.interval={text!r} must be longer than 0")
+    return text
+
+
+TierName = Literal["peer", "host", "disk"]
+SURVIVES: dict[TierName, int] = {"host": 0, "disk": 0, "peer": 1}
+"""What a checkpoint outlives: 0 a crash of processes, 1 also the loss of its node, 2 also that of a rack."""
+
+
+class CheckpointTier(Section):
+    """A faster place for checkpoints than the storage."""
+
+    where: TierName
+    """`peer`: memory of a GPU or host on another node; `host`: memory of the own host; `disk`: its disk."""
+    interval: str
+    """Training time between two of them ("5 min"), or "optimal"."""
+    bandwidth: SourcedBytesPerSecond | None = None
+    """Rate at which one GPU's share is copied there."""
+    asynchronous: bool = False
+    """True: training waits for the copy over the host link only."""
+    other_rack: bool = False
+    """A `peer` in another rack, so that the copy outlives the loss of a whole rack."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> CheckpointTier:
+        _interval(self.interval, "checkpoint.tiers")
+        if self.bandwidth is None:
+            raise ValueError(
+                f"checkpoint.tiers: tier {self.where!r} has no bandwidth, so nobody knows how long training "
+                "waits for it; state the rate of one GPU, for example bandwidth: 25 GB/s"
+            )
+        if self.other_rack and self.where != "peer":
+            raise ValueError(f"checkpoint.tiers: other_rack is for a peer, not for {self.where!r}")
+        return self
+
+    @property
+    def outlives(self) -> int:
+        """What it outlives (see `SURVIVES`)."""
+        return 2 if self.other_rack else SURVIVES[self.where]
+
+
 class Checkpoint(Section):
     """How the state is saved: how often, where to, and whether training waits for it."""
 
@@ -116,16 +164,21 @@ class Checkpoint(Section):
     stall: SourcedSeconds | None = None
     """Time that training waits for one checkpoint; absent = from bytes and bandwidths (eq. J3)."""
 
+    interference: SourcedFraction | None = None
+    """Share by which training is slower while an asynchronous write goes on; absent: not at all."""
+    tiers: tuple[CheckpointTier, ...] = ()
+    """Faster places beside the storage, the fastest first; a fault loads from the first that outlives it."""
+
     @model_validator(mode="after")
     def _interval_is_a_time(self) -> Checkpoint:
-        if self.interval == OPTIMAL:
-            return self
-        try:
-            seconds = parse_quantity(self.interval, "s")
-        except InputError as error:
-            raise ValueError(f"{error}; or write {OPTIMAL!r}") from None
-        if seconds <= 0.0:
-            raise ValueError(f"checkpoint.interval={self.interval!r} must be longer than 0")
+        _interval(self.interval, "checkpoint")
+        if self.interference is not None and not self.asynchronous:
+            raise ValueError("checkpoint.interference is of an asynchronous write; set asynchronous: true")
+        if len({tier.where for tier in self.tiers}) < len(self.tiers):
+            raise ValueError("checkpoint.tiers: each place once")
+        outlives = [tier.outlives for tier in self.tiers]
+        if outlives != sorted(outlives):
+            raise ValueError("checkpoint.tiers: list those first that outlive least: host or disk, then peer")
         return self
 
     @property
@@ -166,16 +219,93 @@ class Spares(Section):
     """Nodes that stand by, paid like the others."""
     repair: SourcedSeconds
     """How long a broken node is away."""
+    kind: Literal["cold", "warm", "hot"] = "cold"
+    """`warm`: with image and environment; `hot`: with the processes too (both by `restart.parts`)."""
+    crews: Annotated[int, Field(ge=1, le=100_000, strict=True)] | None = None
+    """Nodes that can be repaired at a time; absent: all."""
+    trays: Annotated[int, Field(ge=0, le=17, strict=True)] = 0
+    """Spare compute trays in every NVL72 rack, which replace a tray of the same rack."""
 
 
-SPOT_PREEMPTIONS = SourcedPerNodeDay(
-    value=0.1 / 30.0,
-    between=(0.05 / 30.0, 0.2 / 30.0),
-    kind="assumed",
-    source="AWS Spot Instance Advisor: interruptions in 30 days in classes from below 5 % to above 20 %",
-    date="2026-11-26",
-)
-"""Preemptions of a spot node where the price states none."""
+class Slow(Section):
+    """GPUs and links that make the whole job slower, without stopping it."""
+
+    rate: SourcedPerNodeDay
+    """Nodes that become slow."""
+    factor: Annotated[SourcedFraction, within(1.0, 100.0)]
+    """Step time with a slow node over that without."""
+    detection: SourcedSeconds
+    """Time until one is noticed; then its node is replaced in a planned stop."""
+    undetected: Annotated[SourcedFraction, within(0.0, 1.0)] = SourcedFraction(
+        value=0.0, kind="assumed", source="all are noticed unless stated", date="2026-11-26"
+    )
+    """Share that nobody notices."""
+    lasts: SourcedSeconds | None = None
+    """How long an unnoticed one lasts."""
+
+    @model_validator(mode="after")
+    def _ends(self) -> Slow:
+        if self.undetected.value > 0.0 and self.lasts is None:
+            raise ValueError("slow.undetected needs slow.lasts: how long an unnoticed slow node lasts")
+        return self
+
+
+class Preemption(Section):
+    """Nodes that the provider takes back (spot)."""
+
+    rate: SourcedPerNodeDay
+    """Nodes taken back."""
+    notice: SourcedSeconds
+    """Warning; if it is long enough for a checkpoint, nothing is lost."""
+    away: SourcedSeconds
+    """Time until another node comes, where `run.spares` are used up."""
+
+
+class Maintenance(Section):
+    """Planned stops of the whole job."""
+
+    every: SourcedSeconds
+    """Time between the end of one and the begin of the next, about."""
+    lasts: SourcedSeconds
+    """How long each lasts, without the checkpoint before and the restart after it."""
+
+    @model_validator(mode="after")
+    def _rare(self) -> Maintenance:
+        if not self.every.value > 0.0:
+            raise ValueError("maintenance.every=0 s must be longer than 0; nearest: 1 day")
+        return self
+
+
+class FaultTolerance(Section):
+    """Replica groups that can be away while the others train on (torchft, FT-HSDP), or an elastic batch."""
+
+    groups: Annotated[int, Field(ge=2, le=100_000, strict=True)]
+    """Replica groups of equal size."""
+    mode: Literal["continue", "elastic"] = "continue"
+    """`continue`: the others go on when one is lost. `elastic`: the job restarts, smaller without a spare."""
+    minimum: PositiveInt = 1
+    """Fewest groups that train."""
+    stall: SourcedSeconds | None = None
+    """Stop of all groups when one is lost, detection included; needed by `continue`."""
+    rejoin: SourcedSeconds | None = None
+    """Stop of all groups when one comes back; absent: that of `stall`."""
+    step_cost: Annotated[SourcedFraction, within(0.0, 10.0)] = SourcedFraction(
+        value=0.0,
+        kind="assumed",
+        source="no cost of fault tolerance in a step unless stated",
+        date="2026-11-26",
+    )
+    """Share by which it makes every step longer."""
+    batch: Literal["shrink", "keep"] = "shrink"
+    """What a lost group does to the batch: smaller, or its micro-batches go to the others."""
+
+    @model_validator(mode="after")
+    def _belongs(self) -> FaultTolerance:
+        if self.minimum > self.groups:
+            raise ValueError(f"minimum={self.minimum} exceeds groups={self.groups}; nearest: {self.groups}")
+        if self.mode == "continue" and self.stall is None:
+            raise ValueError("fault_tolerance.stall is missing: how long all groups stop when one is lost")
+        return self
 
 
 class Price(Section):
@@ -187,13 +317,10 @@ class Price(Section):
     """A shipped offer for the cluster's accelerator."""
     buy: PurchaseRef | None = None
     """A shipped purchase, a file, or its figures."""
-    discount: Annotated[SourcedFraction, ranges.within(0.0, 0.99)] | None = None
+    discount: Annotated[SourcedFraction, within(0.0, 0.99)] | None = None
     """Share off the rent, or off the hardware of a purchase."""
     commitment: SourcedSeconds | None = None
     """Time that is paid for whatever the run takes; the rest after it is reserved but idle. Rents only."""
-    preemptions: SourcedPerNodeDay | None = None
-    """How often a spot node is taken away ("0.01 /node-day", "0.0004 /node-hour"); spot offers only.
-    Absent: an assumed rate."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Price:
@@ -206,21 +333,12 @@ class Price(Section):
             )
         if self.commitment is not None and self.buy is not None:
             raise ValueError("commitment is of a rent; what is bought is idle by its utilisation")
-        if self.preemptions is not None and not self.spot:
-            raise ValueError(
-                "preemptions are of spot offers: state term: spot in offer or rent, or leave them out"
-            )
         return self
 
     @property
     def spot(self) -> bool:
         """Whether nodes may be taken away."""
         return any(one is not None and one.term == "spot" for one in (self.offer, self.rent))
-
-    @property
-    def preemption_rate(self) -> SourcedPerNodeDay | None:
-        """Preemptions of a node; None where none may be taken away."""
-        return (self.preemptions or SPOT_PREEMPTIONS) if self.spot else None
 
 
 class RunPlan(Section):
@@ -247,11 +365,20 @@ class RunPlan(Section):
     overrides; absent: the published set-up of communicators where `restart` is given, else nothing."""
     spares: Spares | None = None
     """Nodes that stand by; absent: always at hand and unpaid."""
+    slow: Slow | None = None
+    """Slow GPUs and links: `{rate: "0.1 /1000 node-days", factor: 1.2, detection: 1 h}`; absent: none."""
+    preemption: Preemption | None = None
+    """Nodes taken back: `{rate: "6 /1000 node-days", notice: 2 min, away: 1 h}`; absent: none, but a rate
+    chosen by rule for a whole run on spot offers."""
+    maintenance: Maintenance | None = None
+    """Planned stops: `{every: 7 days, lasts: 2 h}`; absent: none."""
+    fault_tolerance: FaultTolerance | None = None
+    """`{groups: 16, stall: 30 s}`; absent: any fault restarts the whole job."""
     start: datetime.date | None = None
     """Date of the start; gives dates of the finish."""
     price: Price | None = None
     """What the run is paid with; absent: the cluster's price per GPU-hour."""
-    replicas: int = Field(400, ge=1, le=100_000)
+    replicas: int = Field(100, ge=1, le=100_000)
     """Seeded repetitions of the run that the distribution of the finish date comes from."""
 
     @model_validator(mode="after")
@@ -273,6 +400,9 @@ class RunPlan(Section):
             )
         if self.checkpoint is not None and self.checkpoint.interval == OPTIMAL and not self.interrupted:
             raise ValueError("run.checkpoint.interval: optimal needs run.failures; or state a time")
+        stated = [k for k in ("slow", "preemption", "maintenance") if getattr(self, k) is not None]
+        if stated and self.restart is None and self.failures is not None:
+            raise ValueError(f"run.{stated[0]} needs run.restart: every planned stop ends with a restart")
         return self
 
     @property
@@ -300,8 +430,23 @@ RATES = {"Ampere": "meta-rsc1", "Hopper": "llama3-16k-h100"}
 """Shipped failure rate that was taken on an architecture, on its largest cluster."""
 CARRIED_OVER = "llama3-16k-h100"
 """Rate for every other architecture, on which nobody published one."""
-RESTART = "megascale"
-"""Shipped restart whose detection and recovery are both published."""
+RESTART = "by-parts"
+"""Shipped restart that grows with the job, as restarts do."""
+SPOT = Preemption(
+    rate=SourcedPerNodeDay(
+        value=0.2 / 30.4, kind="assumed", date="2026-11-26", between=(0.05 / 30.4, 0.5 / 30.4),
+        source="AWS Spot Instance Advisor: classes of interruption, from below 5 % to above 20 % a month",
+    ),
+    notice=SourcedSeconds(
+        value=120.0, kind="published", date="2026-11-26",
+        source="AWS EC2 user guide: spot instances get a notice of two minutes",
+    ),
+    away=SourcedSeconds(
+        value=3600.0, kind="assumed", date="2026-11-26", between=(300.0, 86400.0),
+        source="nobody published how long a node of eight GPUs is away",
+    ),
+)  # fmt: skip
+"""Preemption of a run that is rented on spot and states none."""
 STORAGE = "deepseek-3fs"
 """Shipped storage whose rate for each node is published, so that a small cluster writes more slowly."""
 
@@ -311,14 +456,18 @@ def default_stops(run: RunPlan, cluster: Cluster) -> dict[str, Chosen]:
     chosen = {"failures": _failures(cluster)}
     if run.restart is None:
         restart = load_restart(RESTART)
-        why = f"assumed from {restart.title}; {restart.recovery.source}"
-        chosen["restart"] = _chosen("restart", RESTART, RESTART, why, restart.recovery.source)
+        why = f"assumed: {restart.title}; {restart.source}"
+        chosen["restart"] = _chosen("restart", RESTART, RESTART, why, restart.source)
     if run.checkpoint is None:
         storage = load_storage(STORAGE)
         text = f"{OPTIMAL} interval to {STORAGE}"
         why = f"assumed, as {storage.title}; the interval costs least (eq. J6), and training waits for writes"
-        value = {"interval": OPTIMAL, "storage": STORAGE}
+        value: object = {"interval": OPTIMAL, "storage": STORAGE}
         chosen["checkpoint"] = _chosen("checkpoint", value, text, why, storage.title)
+    if run.price is not None and run.price.spot and run.preemption is None:
+        value = SPOT.model_dump(mode="json", exclude_none=True)
+        text = f"{SPOT.rate.text}, {SPOT.notice.text} notice, {SPOT.away.text} away"
+        chosen["preemption"] = _chosen("preemption", value, text, "assumed for spot", SPOT.rate.source)
     return chosen
 
 
@@ -351,38 +500,6 @@ def _failures(cluster: Cluster) -> Chosen:
 def _chosen(key: str, value: object, text: str, why: str, source: str) -> Chosen:
     """A default of the run; each is assumed, since it was observed in somebody else's cluster."""
     return Chosen(value, Default(key=f"run.{key}", value=text, why=why, kind="assumed", source=source))
-
-
-PREEMPTED = "preemption"
-
-
-def with_preemptions(plan: RunPlan) -> tuple[RunPlan, tuple[str, ...]]:
-    """The plan with the preemptions of its spot price among the failures (eq. J11), and what to say about it.
-
-    A preempted node is replaced, as a broken one is. Plans without failures stay as they are.
-    """
-    taken = None if plan.price is None else plan.price.preemption_rate
-    if taken is None or not taken.value:
-        return plan, ()
-    if not plan.interrupted:
-        said = "nodes rented as spot may be taken away, and this run has no failures: it is as if none were"
-        return plan, (said,)
-    own = plan.failures
-    before = 0.0 if own is None else own.interruptions.value
-    total = before + taken.value
-    known = () if own is None or not before else own.counts
-    scale = 1_000_000 / max(1, sum(one.count for one in known))
-    counts = tuple(
-        one.model_copy(update={"count": max(1, round(one.count * scale * before / total))}) for one in known
-    )
-    counts += (CauseCount(cause=PREEMPTED, count=max(1, round(1_000_000 * taken.value / total)), node=True),)
-    source = taken.source if own is None else f"{own.interruptions.source}; preemptions: {taken.source}"
-    rate = taken.model_copy(update={"value": total, "kind": "derived", "source": source, "between": None})
-    causes = Causes(kind="derived", source=source, date=taken.date, counts=counts)
-    name = PREEMPTED if own is None else f"{own.name} and {PREEMPTED}"
-    failures = FailureRate(name=name, title=name, interruptions=rate, causes=causes)
-    often = f"{taken.value:.3g} a node and day, {taken.kind}: {taken.source}"
-    return plan.model_copy(update={"failures": failures}), (f"preemptions of spot nodes: {often}",)
 
 
 def run_plan_names() -> list[str]:

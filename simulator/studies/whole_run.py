@@ -129,7 +129,7 @@ WHAT = {
     "run.price.offer": "rent of one GPU for one hour, in place of the cluster's",
     "run.price.discount": "share off the price",
     "run.price.commitment": "time paid for whatever the run takes",
-    "run.price.preemptions": "how often a spot node is taken away",
+    "run.preemption.rate": "how often a spot node is taken away",
 }
 """Meaning of rows for people; other rows are figures of the run plan or of a purchase."""
 _OF_CLUSTER = ("price_per_gpu_hour", "energy.", "node.power")

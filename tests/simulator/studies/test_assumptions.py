@@ -8,11 +8,9 @@ import pytest
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.scenario import Scenario, load_scenario
-from moesim.simulator.scenario.run_plan import with_preemptions
 from moesim.simulator.studies.whole_run import (
     assumptions,
     with_assumptions,
-    with_default_stops,
     write_assumptions,
 )
 
@@ -59,17 +57,3 @@ def test_bad_tables_are_refused(tmp_path: Path, old: str, new: str, words: str) 
     path.write_text(path.read_text().replace(old, new))
     with pytest.raises(InputError, match=words):
         with_assumptions(scenario(), path)
-
-
-def test_preemptions_of_spot_nodes_join_the_failures() -> None:
-    stops = with_default_stops(scenario(SPOT))[0].run
-    plan, said = with_preemptions(stops)
-    assert stops.failures is not None and plan.failures is not None and "assumed" in said[0]
-    before, after = (p.failures.interruptions.value for p in (stops, plan) if p.failures)
-    assert after - before == pytest.approx(0.1 / 30)
-    causes = {one.cause: one.count for one in plan.failures.counts}
-    share = causes["preemption"] / sum(causes.values())
-    assert share == pytest.approx((after - before) / after, rel=1e-3)
-    alone = scenario(SPOT, "run.failures=none").run
-    assert with_preemptions(alone)[0] == alone and "no failures" in with_preemptions(alone)[1][0]
-    assert with_preemptions(scenario().run) == (scenario().run, ())
