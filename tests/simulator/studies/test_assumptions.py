@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.predict.plan_checks import check_ranges
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.studies.whole_run import (
     assumptions,
     with_assumptions,
+    with_default_stops,
     write_assumptions,
 )
 
@@ -57,3 +59,12 @@ def test_bad_tables_are_refused(tmp_path: Path, old: str, new: str, words: str) 
     path.write_text(path.read_text().replace(old, new))
     with pytest.raises(InputError, match=words):
         with_assumptions(scenario(), path)
+
+
+def test_a_run_on_spot_is_preempted_by_rule_and_checked() -> None:
+    stops, chosen = with_default_stops(scenario(SPOT))
+    assert stops.run.preemption is not None and "run.preemption" in [one.key for one in chosen]
+    check_ranges(stops)
+    own = scenario('run.price={"offer":{"value":"$2/h","kind":"assumed","source":"a quote","date":"2026-05",'
+                   '"term":"spot"}}')  # fmt: skip
+    assert with_default_stops(own)[0].run.preemption is not None
