@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moesim.hwmodels.topologies.base import Topology
-from moesim.hwmodels.topologies.description import Tier
+from moesim.hwmodels.topologies.description import NetworkTier
 from moesim.hwmodels.topologies.faults import LinkFault
 from moesim.hwmodels.topologies.registry import build_topology
 from moesim.hwmodels.topologies.tables import (
@@ -22,10 +22,10 @@ __all__ = [
     "Link",
     "LinkFault",
     "LinkTable",
+    "NetworkTier",
     "Route",
     "RouteSet",
     "Spreading",
-    "Tier",
     "Topology",
     "build_topology",
     "gpu_name",

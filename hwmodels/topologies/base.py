@@ -17,7 +17,7 @@ import numpy as np
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.price import load_fabric_prices
-from moesim.hwmodels.topologies.description import NodeFigures, Tier
+from moesim.hwmodels.topologies.description import NetworkTier, NodeFigures
 from moesim.hwmodels.topologies.faults import LinkFault, check_connected, link_factors
 from moesim.hwmodels.topologies.tables import (
     IDEAL_CHUNK,
@@ -345,7 +345,7 @@ class Topology(Paths):
             check_connected(self.wiring, other.left)
         return other
 
-    def tiers(self) -> tuple[Tier, ...]:
+    def tiers(self) -> tuple[NetworkTier, ...]:
         """Levels at which links limit what NICs can send, for prices that see no single link; none here."""
         return ()
 

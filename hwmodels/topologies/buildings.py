@@ -8,7 +8,7 @@ import numpy as np
 
 from moesim.hwmodels.arrays import BoolArray, IntArray
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.topologies.description import Buildings, NodeFigures, Tier
+from moesim.hwmodels.topologies.description import Buildings, NetworkTier, NodeFigures
 from moesim.hwmodels.topologies.part import ScaleOutPart, absent_where, columns, link
 from moesim.hwmodels.topologies.tables import widened
 from moesim.hwmodels.topologies.wiring import Wiring
@@ -73,9 +73,9 @@ class SeveralBuildings(ScaleOutPart):
         between = self.count * (self.count - 1) // 2
         return self.count * (switches + 1), self.count * (cables + self.n_tops) + between
 
-    def tiers(self) -> tuple[Tier, ...]:
+    def tiers(self) -> tuple[NetworkTier, ...]:
         """Those inside a building, and the link between two."""
-        own = Tier(TIER, self.own_gpus, self.rate, self.latency_s, to_each=True)
+        own = NetworkTier(TIER, self.own_gpus, self.rate, self.latency_s, to_each=True)
         return (*self.inner[0].tiers(), own)
 
     def sender(self, src: IntArray, dst: IntArray) -> IntArray:

@@ -218,7 +218,7 @@ class Buildings(Frozen):
 
 
 @dataclass(frozen=True, slots=True)
-class Tier:
+class NetworkTier:
     """A level of a network at which equal domains of neighbouring GPUs meet over limited links.
 
     GPU g is in domain g // `gpus`. `bytes_per_s`: what a domain can send to the others, or to each other one

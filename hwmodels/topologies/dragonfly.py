@@ -10,7 +10,7 @@ from pydantic import model_validator
 from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import SourcedCount
-from moesim.hwmodels.topologies.description import NodeFigures, ScaleOutFabric, Tier
+from moesim.hwmodels.topologies.description import NetworkTier, NodeFigures, ScaleOutFabric
 from moesim.hwmodels.topologies.part import ScaleOutPart, ScaleOutSpec, absent_where, columns, link
 from moesim.hwmodels.topologies.wiring import Wiring
 
@@ -128,12 +128,12 @@ class Dragonfly(ScaleOutPart):
         """Their number."""
         return self.a * self.groups
 
-    def tiers(self) -> tuple[Tier, ...]:
+    def tiers(self) -> tuple[NetworkTier, ...]:
         """The global cables of a group, if its NICs send more; loads are taken as spread over all of them."""
         gpus, cables = self.gpus_per_switch * self.a, self.ports * self.fabric.link_bandwidth.value
         if self.groups == 1 or cables >= gpus * self.nic_rates()[1]:
             return ()
-        return (Tier("global links of a group", gpus, cables),)
+        return (NetworkTier("global links of a group", gpus, cables),)
 
     def size(self) -> tuple[int, int]:
         """(routers, cables); the cables are local ones, global ones, rings of spare ports, and NICs."""

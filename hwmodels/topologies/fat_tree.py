@@ -14,10 +14,10 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import SourcedCount
 from moesim.hwmodels.topologies.description import (
     LayeredFabric,
+    NetworkTier,
     NodeFigures,
     ScaleOutFabric,
     SwitchedFabric,
-    Tier,
 )
 from moesim.hwmodels.topologies.part import (
     ScaleOutPart,
@@ -170,13 +170,13 @@ class TwoLayerPart(ScaleOutPart):
         """Neighbouring GPUs that share the leaves of one unit, one leaf for each rail."""
         return self.down * self.per_node
 
-    def tiers(self) -> tuple[Tier, ...]:
+    def tiers(self) -> tuple[NetworkTier, ...]:
         """The uplinks of a unit of leaves where they are oversubscribed."""
         rate = self.fabric.link_bandwidth.value
         if not self.trees.spines or self.up * rate >= self.down * self.nic_rates()[1]:
             return ()
         leaves = self.unit_gpus // self.down
-        return (Tier("oversubscribed leaves", self.unit_gpus, leaves * self.up * rate),)
+        return (NetworkTier("oversubscribed leaves", self.unit_gpus, leaves * self.up * rate),)
 
     def size(self) -> tuple[int, int]:
         """(leaves and spines, trunks and NIC cables)."""
@@ -336,15 +336,17 @@ class ThreeLayerFatTree(ScaleOutPart):
         """Their number."""
         return self.middles * max(1, self.cores.spines)
 
-    def tiers(self) -> tuple[Tier, ...]:
+    def tiers(self) -> tuple[NetworkTier, ...]:
         """The uplinks of a unit of leaves and those of a pod, where they are oversubscribed.
 
         Pods that do not hold whole units are taken as neighbouring GPUs all the same.
         """
         rate, nic = self.fabric.link_bandwidth.value, self.nic_rates()[1]
         tiers, pod = [], self.pod_leaves * self.down
-        unit = Tier("oversubscribed leaves", self.down * self.per_node, self.per_node * self.middles * rate)
-        core = Tier("oversubscribed core", pod, self.middles * self.core_ports * rate)
+        unit = NetworkTier(
+            "oversubscribed leaves", self.down * self.per_node, self.per_node * self.middles * rate
+        )
+        core = NetworkTier("oversubscribed core", pod, self.middles * self.core_ports * rate)
         if self.leaves > self.per_node and unit.bytes_per_s < unit.gpus * nic:
             tiers.append(unit)
         if self.pods > 1 and core.bytes_per_s < pod * nic:

@@ -15,7 +15,7 @@ from moesim.hwmodels.arrays import BoolArray, IntArray
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.topologies.base import Paths, Topology
-from moesim.hwmodels.topologies.description import NodeFigures, ScaleOutFabric, Tier
+from moesim.hwmodels.topologies.description import NetworkTier, NodeFigures, ScaleOutFabric
 from moesim.hwmodels.topologies.wiring import Wiring
 
 # -- parts -----------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ class ScaleOutPart(Part):
         """Their number, from the figures of the description alone."""
         raise NotImplementedError
 
-    def tiers(self) -> tuple[Tier, ...]:
+    def tiers(self) -> tuple[NetworkTier, ...]:
         """Levels at which links limit what NICs can send; none on a network without oversubscription."""
         return ()
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.host import load_host
-from moesim.hwmodels.topologies import Tier
+from moesim.hwmodels.topologies import NetworkTier
 from moesim.simulator.common.bounded_cache import BoundedCache, Same, model_key
 from moesim.simulator.cost.compute import (
     OperatorCost,
@@ -163,7 +163,7 @@ class _Shared:
 LINK_SHARES = ("collective.", "p2p.", "engine.")
 """Prefixes of the curves that price sends and collectives, whose prices record no evidence."""
 
-_TIERS: BoundedCache[tuple[Tier, ...]] = BoundedCache(64)
+_TIERS: BoundedCache[tuple[NetworkTier, ...]] = BoundedCache(64)
 
 _SHARED: BoundedCache[_Shared] = BoundedCache(512)
 
@@ -332,7 +332,7 @@ class Pricer(OfJob):
         return lost_beside(measured, sms, self.cluster.accelerator.n_sms)
 
     @cached_property
-    def tiers(self) -> tuple[Tier, ...]:
+    def tiers(self) -> tuple[NetworkTier, ...]:
         """Levels of the network at which links limit what NICs can send (eq. N6)."""
         cluster = self.cluster
         if self.job.tiers is not None:

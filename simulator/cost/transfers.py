@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from moesim.hwmodels.calibration import CalibrationProfile
-from moesim.hwmodels.topologies import Tier
+from moesim.hwmodels.topologies import NetworkTier
 from moesim.simulator.cost.compute import NO_SLOW_DOWN, SlowDown
 from moesim.simulator.cost.evidence import NO_EVIDENCE, CostedSeconds, Evidence, Moved
 from moesim.simulator.cost.library_collectives import RingOperation, all_to_all_price, ring_price
@@ -206,13 +206,13 @@ def send_seconds(
 # Every GPU of a domain that sends across is taken to send at the same time, as synchronous training does.
 
 
-def _note(tier: Tier, what: str) -> str:
+def _note(tier: NetworkTier, what: str) -> str:
     return (
         f"{what} cross the {tier.name}: all GPUs that cross are taken to send at once, spread evenly (eq. N6)"
     )
 
 
-def exchange_seconds(tier: Tier, group: int, node: int, nic_bytes: float) -> float | None:
+def exchange_seconds(tier: NetworkTier, group: int, node: int, nic_bytes: float) -> float | None:
     """Seconds of the exchanges of all groups of `group` neighbouring GPUs on a tier's links (eq. N6).
 
     `nic_bytes`: bytes that a GPU sends to the other nodes of its group. None where no group meets the links.
@@ -227,7 +227,7 @@ def exchange_seconds(tier: Tier, group: int, node: int, nic_bytes: float) -> flo
     return senders * nic_bytes * min(1.0, part) / tier.bytes_per_s
 
 
-def domains_met(tier: Tier, layout: Layout, span: int, *, mirrored: bool) -> int:
+def domains_met(tier: NetworkTier, layout: Layout, span: int, *, mirrored: bool) -> int:
     """Most domains of a tier that the GPUs of one ring are in (eq. N6).
 
     `span`: GPUs from the first to the last of a ring on one pipeline rank, which hold whole rings.

@@ -32,7 +32,7 @@ from moesim.simulator.planner.search import plan
 from moesim.simulator.planner.space import PlanSpace
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.work_size import Band
-from moesim.simulator.run.report import rates
+from moesim.simulator.run.bill import rates
 from moesim.simulator.scenario import AnyScenario, Scenario, load_scenario
 from moesim.simulator.scenario.defaults import network_of, paid_share, with_default_price
 from moesim.simulator.scenario.inputs import Inputs, inputs_of

@@ -59,7 +59,8 @@ from moesim.simulator.predict.result_parts import (
     host_report,
 )
 from moesim.simulator.predict.step import ExecutedStep, Prepared, run_step
-from moesim.simulator.run.report import BoardPower, RunReport
+from moesim.simulator.run.bill import BoardPower
+from moesim.simulator.run.report import RunReport
 from moesim.simulator.run.simulate_run import (
     StepFigures,
     interruptions,

@@ -17,6 +17,7 @@ from moesim.hwmodels.provenance import sourced_numbers
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, parse_quantity, time_text
 from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.model.precision import Precision
+from moesim.simulator.run.bill import HOURS_PER_DAY, NO_RATES, BoardPower, per_hour
 from moesim.simulator.run.events import simulate_events, simulate_one
 from moesim.simulator.run.failures import (
     NODE,
@@ -36,9 +37,6 @@ from moesim.simulator.run.failures import (
     loads_s,
 )
 from moesim.simulator.run.report import (
-    HOURS_PER_DAY,
-    NO_RATES,
-    BoardPower,
     FinishDates,
     Ledger,
     PhaseWork,
@@ -46,7 +44,6 @@ from moesim.simulator.run.report import (
     date_text,
     mean,
     outlook,
-    per_hour,
     spread,
 )
 from moesim.simulator.scenario import Scenario

@@ -11,7 +11,8 @@ from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.result_parts import PoolResult, ProvenanceEntry
 from moesim.simulator.predict.work_size import Band, Uncertainty
-from moesim.simulator.run.report import HOURS_PER_DAY, Drawn, Rates, RunReport, per_hour, rates
+from moesim.simulator.run.bill import HOURS_PER_DAY, Drawn, Rates, per_hour, rates
+from moesim.simulator.run.report import RunReport
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.scenario.inputs import inputs_of, self_contained
 from moesim.simulator.studies.compare import differing_keys

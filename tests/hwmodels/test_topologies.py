@@ -24,7 +24,7 @@ from moesim.hwmodels import (
     route_bytes_per_s,
     route_latency_s,
 )
-from moesim.hwmodels.network_comparison import (
+from moesim.hwmodels.cluster import (
     ComparedFigure,
     compare_networks,
     published_table,

@@ -27,9 +27,10 @@ from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.summary_text import percent, short
 
 if TYPE_CHECKING:
+    from moesim.simulator.run.bill import RunSpread
     from moesim.simulator.run.events import RunTimeline
     from moesim.simulator.run.failures import CheckpointReport
-    from moesim.simulator.run.report import FinishDates, RunReport, RunSpread
+    from moesim.simulator.run.report import FinishDates, RunReport
 
 GANTT_KINDS = (".svg", ".html", ".json")
 

@@ -13,7 +13,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.price import HourlyEnergy, Purchase, load_hourly, load_purchase, mixed_terms
 from moesim.hwmodels.provenance import SourcedSeconds
 from moesim.hwmodels.validation import validate_model
-from moesim.simulator.run.report import purchase_usd_per_hour, rates
+from moesim.simulator.run.bill import purchase_usd_per_hour, rates
 from moesim.simulator.scenario.run_plan import Price
 
 OFFER: dict[str, Any] = {"value": "$2/h", "kind": "assumed", "source": "a quote", "date": "2026-05"}

@@ -12,7 +12,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.failure import load_storage
 from moesim.simulator.layout.job import resolve
 from moesim.simulator.planner.hardware import on_cluster
-from moesim.simulator.run.report import rates
+from moesim.simulator.run.bill import rates
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.scenario.inputs import inputs_of
 
