@@ -24,7 +24,8 @@ from moesim.simulator.common.texts import overridden_key
 from moesim.simulator.model.counts import flop_per_token
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.result_parts import ProvenanceEntry
-from moesim.simulator.run.report import RunReport, rates
+from moesim.simulator.run.bill import rates
+from moesim.simulator.run.report import RunReport
 from moesim.simulator.scenario import Scenario
 
 SIMULATED = "simulated by this version (docs/model, chapter 7)"

@@ -21,7 +21,8 @@ from moesim.hwmodels.units import format_quantity
 from moesim.hwmodels.yaml_io import MAX_YAML_BYTES, dump_mapping
 from moesim.simulator.predict.report import mean_breakdown
 from moesim.simulator.predict.result import Result
-from moesim.simulator.run.report import RunReport, RunSpread
+from moesim.simulator.run.bill import RunSpread
+from moesim.simulator.run.report import RunReport
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scoring.published import beside_published
 

@@ -75,6 +75,8 @@ class Accelerator(Frozen):
     clock: SourcedHertz | None = None
     clock_sustained: SourcedHertz | None = None
     tdp: SourcedWatts | None = None
+    power_limit: SourcedWatts | None = None
+    """Cap set below `tdp` (nvidia-smi -pl); it lowers the clock by the power law of the profile."""
     scale_up_bandwidth: SourcedBytesPerSecond | None = None
     scale_up_bandwidth_achievable: SourcedBytesPerSecond | None = None
     host_bandwidth: SourcedBytesPerSecond | None = None
@@ -113,6 +115,11 @@ class Accelerator(Frozen):
     def tdp_w(self) -> float:
         """Board power limit; raises InputError where unknown."""
         return self._required(self.tdp, "tdp").value
+
+    @property
+    def limit_w(self) -> float:
+        """Power that a board may draw: the cap where one is set, else `tdp_w`."""
+        return self.tdp_w if self.power_limit is None else self.power_limit.value
 
     @property
     def clock_hz(self) -> float:

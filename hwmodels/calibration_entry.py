@@ -264,8 +264,9 @@ def load_clock(
     wait: float = 0.0,
     collective: float = 0.0,
     beside: float = 0.0,
+    cap: float = 1.0,
 ) -> float:
-    """Clock over the reference at which the mean power is the limit, or the highest clock (eq. C33).
+    """Clock over the reference at which the mean power is `cap` of the limit, or the highest (eq. C33).
 
     `seconds`: time of each class at a clock. `wait`, `collective`: seconds without compute, alone and beside
     kernels of collectives. `beside`: seconds of compute beside which collectives run. The clock may be below
@@ -277,7 +278,7 @@ def load_clock(
         total = fsum(parts.values()) + wait + collective
         spent = fsum(law.power(of, clock) * s for of, s in parts.items())
         drawn = law.wait * wait + law.collective * collective + (law.collective - law.wait) * beside
-        return spent + drawn > total
+        return spent + drawn > cap * total
 
     low, high = 0.3, law.most_clock
     if not above(high):

@@ -11,7 +11,7 @@ from pydantic import ValidationInfo, field_validator, model_validator
 from moesim.hwmodels.files import is_there
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.price import load_fabric_prices
-from moesim.hwmodels.topologies.description import ScaleOutFabric, ScaleUpFabric
+from moesim.hwmodels.topologies.description import Buildings, ScaleOutFabric, ScaleUpFabric
 from moesim.hwmodels.topologies.part import TopologySpec, any_fabric
 from moesim.hwmodels.topologies.registry import SCALE_OUT, SCALE_UP
 from moesim.hwmodels.validation import nearest
@@ -102,6 +102,8 @@ class Network(Frozen):
     """Kind of the NICs that it joins, as in `Node.adapter`; absent: InfiniBand or RoCE."""
     prices: str | None = None
     """Name or path of a price list, which is not loaded here: a predicted step does not depend on prices."""
+    buildings: Buildings | None = None
+    """Equal buildings with this network in each, and the link between every two; absent: one building."""
     note: str | None = None
 
     @field_validator("prices")

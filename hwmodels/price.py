@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import csv
+import datetime
+import io
+import math
+import zoneinfo
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from moesim.hwmodels import ranges
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.files import read_text
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.provenance import (
     UNDATED,
@@ -23,6 +32,7 @@ from moesim.hwmodels.provenance import (
     SourcedUsdPerWattYear,
     sourced_numbers,
 )
+from moesim.hwmodels.units import SECONDS_PER_HOUR
 from moesim.hwmodels.validation import nearest
 from moesim.hwmodels.yaml_io import by_name, load_described, shipped_names
 
@@ -30,12 +40,58 @@ from moesim.hwmodels.yaml_io import by_name, load_described, shipped_names
 
 PRICES = "prices"
 
-Term = Literal["on-demand", "spot", "reserved", "capacity-block", "assumed", "not stated"]
+Term = Literal["on-demand", "spot", "reserved", "capacity-block", "purchase", "assumed", "not stated"]
 """How the accelerator is rented; `reserved` is for about a year, and nobody offers an `assumed` price."""
 
+TERM_WORDS: dict[Term, str] = {
+    "on-demand": "on demand",
+    "spot": "spot, may be taken away",
+    "reserved": "reserved",
+    "capacity-block": "capacity block",
+    "purchase": "purchase",
+    "assumed": "price assumed, no offer",
+    "not stated": "terms not stated",
+}
+"""Terms for people; every price label has one."""
 
-class Offer(SourcedUsdPerHour):
-    """One price per GPU and hour with its quoted terms; a price without a date is refused."""
+
+def term_words(term: Term, years: float | None = None) -> str:
+    """The words of a term, with the length of a reservation where it is known."""
+    if term != "reserved":
+        return TERM_WORDS[term]
+    if years is None:
+        return "reserved, length not stated"
+    return f"reserved for {years:g} year{'' if years == 1 else 's'}"
+
+
+Years = Annotated[float, Field(gt=0, le=10)]
+
+
+class RentPrice(SourcedUsdPerHour):
+    """A price per GPU and hour with its term, which every label of it says."""
+
+    term: Term = Field("not stated", exclude_if=lambda term: term == "not stated")
+    years: Years | None = Field(None, exclude_if=lambda years: years is None)
+    """Length of a reservation; absent: not stated."""
+
+    @property
+    def label(self) -> str:
+        """The term in words."""
+        return term_words(self.term, self.years)
+
+
+def mixed_terms(terms: Mapping[str, str]) -> tuple[str, ...]:
+    """A warning where prices side by side have different terms; `terms`: words by what is paid."""
+    if len(set(terms.values())) < 2:
+        return ()
+    said = "; ".join(f"{name}: {term}" for name, term in terms.items())
+    return (
+        f"prices of different terms stand side by side ({said}): choose one term for all to compare them",
+    )
+
+
+class Offer(RentPrice):
+    """One quoted price; one without a date is refused."""
 
     terms: str = "not stated"
     term: Term = "not stated"
@@ -53,6 +109,8 @@ class RentChoice(Frozen):
     """Selects a shipped offer: the latest that fits and, among those of one date, the cheapest."""
 
     term: Term
+    years: Years | None = None
+    """Length of a reservation; absent: any."""
     region: str | None = None
     until: DateText | None = None
     """Latest date of the quotation (YYYY, YYYY-MM or YYYY-MM-DD)."""
@@ -70,6 +128,7 @@ class PriceList(Frozen):
             offer
             for offer in self.offers
             if offer.term == choice.term
+            and (choice.years is None or offer.years == choice.years)
             and (choice.region is None or offer.region.lower() == choice.region.lower())
             and (choice.until is None or offer.date[: len(choice.until)] <= choice.until[: len(offer.date)])
         ]
@@ -77,13 +136,22 @@ class PriceList(Frozen):
             wanted = ", ".join(f"{k}={v}" for k, v in choice.model_dump(exclude_none=True).items())
             regions = sorted({offer.region for offer in self.offers})
             hint = nearest(choice.region, regions) if choice.region else ""
-            there = "; ".join(f"{o.term}, {o.region}, {o.date}: {o.text}" for o in self.offers)
+            there = "; ".join(f"{o.label}, {o.region}, {o.date}: {o.text}" for o in self.offers)
+            near = max(self.offers, key=lambda offer: (*_likeness(offer, choice), offer.date, -offer.value))
             raise InputError(
-                f"no offer for {self.accelerator} with {wanted}{hint}; the price list has {there}. "
+                f"no offer for {self.accelerator} with {wanted}{hint}; nearest that exists: {near.label} at "
+                f"{near.text} ({near.date}, region {near.region}); the price list has {there}. "
                 "Or state a price of your own with its date (run.price.offer)"
             )
         latest = max(offer.date for offer in fitting)
         return min((o for o in fitting if o.date == latest), key=lambda offer: offer.value)
+
+
+def _likeness(offer: Offer, choice: RentChoice) -> tuple[float, ...]:
+    """How much of a choice an offer meets: its term first, then a similar length, then its region."""
+    length = 0.0 if choice.years is None else -abs((offer.years or 0.0) - choice.years)
+    same_region = choice.region is not None and offer.region.lower() == choice.region.lower()
+    return float(offer.term == choice.term), length, float(same_region)
 
 
 def list_prices() -> tuple[str, ...]:
@@ -124,6 +192,12 @@ class Purchase(Frozen):
     building_amortisation: Annotated[SourcedSeconds, ranges.LIFETIME] | None = None
     upkeep: SourcedUsdPerWattYear | None = None
     """Staff, maintenance, taxes per W of IT load and year, without electricity."""
+    hosting: SourcedUsdPerWattYear | None = None
+    """Colocation per W of IT load and year, in place of building and upkeep."""
+    interest: Annotated[SourcedFraction, ranges.SHARE] | None = None
+    """Yearly rate on the capital; written off in equal payments (an annuity)."""
+    residual: Annotated[SourcedFraction, ranges.SHARE] | None = None
+    """Share of the hardware's price that it sells for at the end of its amortisation."""
     utilisation: Annotated[SourcedFraction, ranges.USE]
     """Share of calendar time in which the cluster does paid work."""
     note: str | None = None
@@ -138,6 +212,8 @@ class Purchase(Frozen):
             )
         if (self.building is None) != (self.building_amortisation is None):
             raise ValueError("building and building_amortisation belong together: give both or none")
+        if self.hosting is not None and (self.building is not None or self.upkeep is not None):
+            raise ValueError("hosting is paid in place of building and upkeep: give one or the other")
         return self
 
 
@@ -171,6 +247,10 @@ class EnergySite(Frozen):
     electricity_price: SourcedUsdPerKwh
     pue: Annotated[SourcedFraction, ranges.POWER_USAGE]
     carbon_intensity: SourcedKgPerKwh
+    hourly: str | None = None
+    """CSV of hourly prices and carbon (`HourlyEnergy`), which `run.start` places; absent: the same always."""
+    time_zone: str | None = None
+    """Zone of its times without an offset, such as Europe/Berlin; absent: every time needs its offset."""
 
 
 def list_energy_sites() -> tuple[str, ...]:
@@ -185,6 +265,128 @@ def load_energy_site(name: str, base: Path | None = None) -> EnergySite:
 
 EnergySiteRef = Annotated[EnergySite, by_name(EnergySite, load_energy_site)]
 """A field that takes a site's name, path or full description."""
+
+
+MOST_HOURLY_BYTES = 20_000_000
+HOURLY_COLUMNS = ("time", "usd_per_kwh", "kg_per_kwh")
+
+
+@dataclass(frozen=True, slots=True)
+class HourlyEnergy:
+    """Price and carbon of electricity by hour, without holes: `usd_per_kwh[i]` from `start` + i hours on."""
+
+    start: datetime.datetime
+    usd_per_kwh: tuple[float, ...]
+    kg_per_kwh: tuple[float, ...]
+
+    def mean(self, begin: datetime.datetime, hours: float) -> tuple[float, float]:
+        """Mean (price, carbon) of `hours` from a time on, parts of hours by their share.
+
+        Raises InputError where the file does not cover them.
+        """
+        first = (begin - self.start).total_seconds() / SECONDS_PER_HOUR
+        if first < 0.0 or first + hours > len(self.usd_per_kwh):
+            end = self.start + datetime.timedelta(hours=len(self.usd_per_kwh))
+            latest = end - datetime.timedelta(hours=hours)
+            fits = (
+                f"nearest start: {max(self.start, latest):%Y-%m-%d}"
+                if latest >= self.start
+                else (f"it holds {len(self.usd_per_kwh) / 24:,.1f} days, too few for any start")
+            )
+            raise InputError(
+                f"the run needs energy from {begin:%Y-%m-%d %H:%M} for {hours / 24:,.1f} days, and the "
+                f"hourly file covers {self.start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC; {fits}"
+            )
+        hour = np.arange(len(self.usd_per_kwh))
+        share = np.clip(np.minimum(hour + 1, first + hours) - np.maximum(hour, first), 0.0, None)
+        usd, kg = (
+            math.fsum((share * np.array(values)).tolist()) / max(hours, 1e-300)
+            for values in (self.usd_per_kwh, self.kg_per_kwh)
+        )
+        return usd, kg
+
+
+def load_hourly(path: Path, time_zone: str | None) -> HourlyEnergy:
+    """Hourly prices and carbon of a CSV with the columns `HOURLY_COLUMNS`.
+
+    Times are ISO 8601, whole hours in order. Raises InputError, with the line, for holes and repeated hours,
+    times without an offset where no zone is stated, times that a zone has twice or never, and figures that
+    are no numbers. A price may be negative, as on markets; carbon may not.
+    """
+    zone = None if time_zone is None else _zone(time_zone)
+    rows = csv.DictReader(io.StringIO(read_text(path, MOST_HOURLY_BYTES, "hourly energy")))
+    missing = [name for name in HOURLY_COLUMNS if name not in (rows.fieldnames or ())]
+    if missing:
+        raise InputError(
+            f"{path}: columns {', '.join(missing)} are missing; needed: {', '.join(HOURLY_COLUMNS)}"
+        )
+    start: datetime.datetime | None = None
+    usd: list[float] = []
+    kg: list[float] = []
+    for number, row in enumerate(rows, start=2):
+        place = f"{path}, line {number}"
+        when = _utc(row["time"] or "", zone, place)
+        start = start or when
+        due = start + datetime.timedelta(hours=len(usd))
+        if when != due:
+            gap = (when - due).total_seconds() / SECONDS_PER_HOUR
+            what = f"a hole of {gap:g} hours" if gap > 0 else "an hour that is repeated or out of order"
+            raise InputError(
+                f"{place}: {what}: {due:%Y-%m-%d %H:%M} UTC is due and {when:%Y-%m-%d %H:%M} stands there; "
+                "fill the file by hand, since no value is made up"
+            )
+        usd.append(_figure(row["usd_per_kwh"], "usd_per_kwh", -10.0, place))
+        kg.append(_figure(row["kg_per_kwh"], "kg_per_kwh", 0.0, place))
+    if start is None:
+        raise InputError(f"{path}: no hours; give one line for each hour of the run")
+    return HourlyEnergy(start, tuple(usd), tuple(kg))
+
+
+def _zone(name: str) -> zoneinfo.ZoneInfo:
+    try:
+        return zoneinfo.ZoneInfo(name)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+        known = sorted(zoneinfo.available_timezones())
+        raise InputError(
+            f"time_zone={name!r} is unknown{nearest(name, known)}; such as Europe/Berlin"
+        ) from None
+
+
+def _utc(text: str, zone: zoneinfo.ZoneInfo | None, place: str) -> datetime.datetime:
+    """The UTC time of an ISO text; InputError for one that is not one exact hour."""
+    try:
+        when = datetime.datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise InputError(
+            f"{place}: time={text!r} is no ISO 8601 time, such as 2026-12-01T00:00+00:00"
+        ) from None
+    if when.tzinfo is None:
+        if zone is None:
+            raise InputError(
+                f"{place}: time={text!r} has no offset from UTC; write one, such as {text.strip()}+00:00, or "
+                "state cluster.energy.time_zone"
+            )
+        early, late = (when.replace(tzinfo=zone, fold=fold) for fold in (0, 1))
+        if early.utcoffset() != late.utcoffset():
+            round_trip = early.astimezone(datetime.UTC).astimezone(zone).replace(tzinfo=None)
+            twice = round_trip == when
+            what = "occurs twice" if twice else "does not exist"
+            raise InputError(
+                f"{place}: {text.strip()} {what} in {zone.key}, whose clocks change then;"
+                " write the hours of that day with their offset from UTC"
+            )
+        when = early
+    return when.astimezone(datetime.UTC)
+
+
+def _figure(text: str | None, name: str, least: float, place: str) -> float:
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = math.nan
+    if not least <= value <= 1e3:
+        raise InputError(f"{place}: {name}={text!r} is outside {least:g} to 1000, plain numbers in $ and kg")
+    return value
 
 
 # -- switches and cables ---------------------------------------------------------------------------

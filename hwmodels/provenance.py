@@ -31,6 +31,7 @@ from moesim.hwmodels.units import (
     GpuHours,
     Hertz,
     KgPerKwh,
+    Metres,
     PerNodeDay,
     Quantity,
     Seconds,
@@ -247,6 +248,12 @@ class SourcedKgPerKwh(Sourced):
     """A carbon intensity in kg CO2e per kWh."""
 
     value: KgPerKwh
+
+
+class SourcedMetres(Sourced):
+    """A distance in m."""
+
+    value: Metres
 
 
 class SourcedPerNodeDay(Sourced):

@@ -53,6 +53,7 @@ BY_DIMENSION: dict[str, Range] = {
     "gpu_hours": Range(0.0, 1e12),
     "kg_per_kwh": Range(0.0, 1e2),
     "per_node_day": Range(0.0, 1e6),
+    "m": Range(0.0, 4.1e7),
     "count": Range(1.0, 1e9),
 }
 """Range of every sourced number, by dimension; other numbers have ranges of their own."""

@@ -129,8 +129,10 @@ DIMENSIONS: dict[str, DimensionTable] = {
     ),
     "per_node_day": DimensionTable(
         "a rate of failures", "3.79 /1000 node-days", "/node-day", ("/1000node-days",),
-        {"/node-day": Decimal(1), "/1000node-days": Decimal("0.001"), "/1000node-day": Decimal("0.001")},
+        {"/node-day": Decimal(1), "/node-hour": Decimal(24), "/1000node-days": Decimal("0.001"),
+         "/1000node-day": Decimal("0.001")},
     ),
+    "m": DimensionTable("a distance", "30 km", "m", ("km", "m"), {"m": Decimal(1), "km": Decimal(1000)}),
     "fraction": DimensionTable(
         "a fraction", "0.85", "", ("",), {"": Decimal(1), "%": Decimal("0.01")}
     ),
@@ -143,8 +145,8 @@ DIMENSIONS: dict[str, DimensionTable] = {
 
 __all__ = [
     "DIMENSIONS", "Bytes", "BytesPerSecond", "Count", "Flop", "FlopPerSecond", "Fraction", "GpuHours",
-    "Hertz", "Joules", "KgPerKwh", "PerNodeDay", "Seconds", "Usd", "UsdPerHour", "UsdPerKwh", "UsdPerWatt",
-    "UsdPerWattYear", "Watts", "format_quantity", "parse_quantity", "quantity_text",
+    "Hertz", "Joules", "KgPerKwh", "Metres", "PerNodeDay", "Seconds", "Usd", "UsdPerHour", "UsdPerKwh",
+    "UsdPerWatt", "UsdPerWattYear", "Watts", "format_quantity", "parse_quantity", "quantity_text",
 ]  # fmt: skip
 
 SECONDS_PER_HOUR = 3600.0
@@ -159,6 +161,13 @@ _QUANTITY = re.compile(
 
 
 _EXPONENT_DIGITS = 3
+
+
+def _in_dollars(dimension: str) -> str:
+    """What to do about another currency, where a price is asked for."""
+    if not dimension.startswith("usd"):
+        return ""
+    return "; prices are in US dollars: convert other currencies, and say at which rate in the source"
 
 
 def _table(dimension: str) -> DimensionTable:
@@ -178,6 +187,7 @@ def parse_quantity(text: str, dimension: str) -> float:
     if match is None:
         raise InputError(
             f"{_shown(text)} is not a quantity; write {table.what} as, for example, {table.example!r}"
+            f"{_in_dollars(dimension)}"
         )
     unit = re.sub(r"\s+", "", match["unit"]).replace("µ", "u").replace("μ", "u")  # both micro signs
     if match["dollar"]:
@@ -198,7 +208,7 @@ def parse_quantity(text: str, dimension: str) -> float:
         near = [known for known in table.units if known.lower() == unit.lower()]
         near = near or difflib.get_close_matches(unit, list(table.units), n=2, cutoff=0.5)
         hint = f" (did you mean {' or '.join(repr(n) for n in near)}?)" if near else ""
-        raise InputError(f"{cause}{hint}; write, for example, {table.example!r}")
+        raise InputError(f"{cause}{hint}; write, for example, {table.example!r}{_in_dollars(dimension)}")
     number = match["number"].replace("_", "")
     digits = len(number.lower().partition("e")[2].lstrip("+-0"))
     value = math.inf if digits > _EXPONENT_DIGITS else float(Decimal(number) * factor)
@@ -312,6 +322,7 @@ UsdPerWatt = Annotated[float, _FINITE, Quantity("usd_per_w")]
 UsdPerWattYear = Annotated[float, _FINITE, Quantity("usd_per_w_year")]
 GpuHours = Annotated[float, _FINITE, Quantity("gpu_hours")]
 KgPerKwh = Annotated[float, _FINITE, Quantity("kg_per_kwh")]
+Metres = Annotated[float, _FINITE, Quantity("m")]
 PerNodeDay = Annotated[float, _FINITE, Quantity("per_node_day")]
 Fraction = Annotated[float, _FINITE, Quantity("fraction")]
 Count = Annotated[float, _FINITE, Quantity("count")]

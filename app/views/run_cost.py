@@ -20,7 +20,8 @@ from moesim.hwmodels.price import list_energy_sites, list_prices, list_purchases
 from moesim.hwmodels.units import format_quantity
 from moesim.simulator.common.texts import overridden_key
 from moesim.simulator.predict.result import Result
-from moesim.simulator.run.report import RunReport, RunSpread
+from moesim.simulator.run.bill import RunSpread
+from moesim.simulator.run.report import RunReport
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.defaults import Default
 from moesim.simulator.scenario.run_plan import RunPlan, default_stops, run_plan_names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from moesim.hwmodels.topologies.base import Topology
+from moesim.hwmodels.topologies.description import NetworkTier
 from moesim.hwmodels.topologies.faults import LinkFault
 from moesim.hwmodels.topologies.registry import build_topology
 from moesim.hwmodels.topologies.tables import (
@@ -21,6 +22,7 @@ __all__ = [
     "Link",
     "LinkFault",
     "LinkTable",
+    "NetworkTier",
     "Route",
     "RouteSet",
     "Spreading",

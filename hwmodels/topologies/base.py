@@ -17,7 +17,7 @@ import numpy as np
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.price import load_fabric_prices
-from moesim.hwmodels.topologies.description import NodeFigures
+from moesim.hwmodels.topologies.description import NetworkTier, NodeFigures
 from moesim.hwmodels.topologies.faults import LinkFault, check_connected, link_factors
 from moesim.hwmodels.topologies.tables import (
     IDEAL_CHUNK,
@@ -344,6 +344,10 @@ class Topology(Paths):
         if (other.left <= 0).any():
             check_connected(self.wiring, other.left)
         return other
+
+    def tiers(self) -> tuple[NetworkTier, ...]:
+        """Levels at which links limit what NICs can send, for prices that see no single link; none here."""
+        return ()
 
     def inventory(self) -> Inventory:
         """Counts of switches, ports, cables, transceivers and endpoints, and their cost."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.topologies.base import Topology
-from moesim.hwmodels.topologies.description import NodeFigures
+from moesim.hwmodels.topologies.description import NetworkTier, NodeFigures
 from moesim.hwmodels.topologies.part import ScaleOutPart, ScaleUpPart
 from moesim.hwmodels.topologies.tables import pair_hash, placed, widened
 from moesim.hwmodels.topologies.wiring import Wiring
@@ -38,6 +38,10 @@ class ClusterTopology(Topology):
         """(switches, cables) of both parts together."""
         parts = [part.size() for part in (self.scale_up, self.scale_out) if part is not None]
         return sum(switches for switches, _ in parts), sum(cables for _, cables in parts)
+
+    def tiers(self) -> tuple[NetworkTier, ...]:
+        """Those of the scale-out part."""
+        return () if self.scale_out is None else self.scale_out.tiers()
 
     def _split(self, src: IntArray, dst: IntArray) -> tuple[IntArray, IntArray]:
         """Indices of the pairs inside a node, and of those between nodes."""

@@ -11,7 +11,14 @@ from moesim.hwmodels import ranges
 from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.frozen import Frozen
-from moesim.hwmodels.provenance import SourcedBytesPerSecond, SourcedCount, SourcedFraction, SourcedSeconds
+from moesim.hwmodels.provenance import (
+    UNDATED,
+    SourcedBytesPerSecond,
+    SourcedCount,
+    SourcedFraction,
+    SourcedMetres,
+    SourcedSeconds,
+)
 
 # -- shares of a scale-up rate ---------------------------------------------------------------------
 
@@ -108,16 +115,122 @@ class SwitchedFabric(ScaleOutFabric):
 
     def leaf_ports(self) -> tuple[int, int]:
         """Ports of a leaf (down, up); raises ValueError where the ratio does not divide them."""
-        ratio = 1.0 if self.oversubscription is None else self.oversubscription.value
+        return self._divided("oversubscription", self.oversubscription)
+
+    def _divided(self, key: str, stated: SourcedFraction | None) -> tuple[int, int]:
+        """Ports of a switch (down, up) at a ratio of them."""
+        ratio = 1.0 if stated is None else stated.value
         ports = self.switch_ports.n
         up = round(ports / (1 + ratio)) if ratio > 0 else 0
         if ratio < 1 or up < 1 or abs((ports - up) - ratio * up) > 1e-9 * ports:
             legal = [f"{(ports - u) // u}" for u in range(1, ports // 2 + 1) if (ports - u) % u == 0]
             raise ValueError(
-                f"oversubscription={ratio:g} does not divide the {ports} ports of a switch; whole ratios "
+                f"{key}={ratio:g} does not divide the {ports} ports of a switch; whole ratios "
                 f"that do: {', '.join(reversed(legal))}"
             )
         return ports - up, up
+
+
+class LayeredFabric(SwitchedFabric):
+    """A tree of two layers of switches, or of three with pods under a core that may be oversubscribed."""
+
+    layers: SourcedCount | None = None
+    """2 or 3; 2 where it is not given."""
+    core_oversubscription: Annotated[SourcedFraction, ranges.OVERSUBSCRIPTION] | None = None
+    """Ports of a middle switch towards its pod for each port towards the cores; 1 where not given."""
+
+    @model_validator(mode="after")
+    def _two_or_three_layers(self) -> Self:
+        if self.n_layers not in (2, 3):
+            raise ValueError(f"layers={self.n_layers}: a tree here has 2 or 3 layers")
+        if self.core_oversubscription is not None and self.n_layers == 2:
+            raise ValueError("core_oversubscription needs layers: 3; two layers have oversubscription alone")
+        self.middle_ports()
+        return self
+
+    @property
+    def n_layers(self) -> int:
+        """Layers of switches."""
+        return 2 if self.layers is None else self.layers.n
+
+    def middle_ports(self) -> tuple[int, int]:
+        """Ports of a middle switch (to its pod, to the cores); ValueError where the ratio does not divide."""
+        return self._divided("core_oversubscription", self.core_oversubscription)
+
+
+# -- buildings -------------------------------------------------------------------------------------
+
+FIBRE_S_PER_M = 1.4682 / 299_792_458.0
+"""One way in fibre: its group index (Corning SMF-28 Ultra data sheet, 1550 nm) over the speed of light."""
+
+
+class Buildings(Frozen):
+    """Equal buildings, each with the whole network of its file inside, and a link between every two of them.
+
+    The link is stated by its `bandwidth` or by `oversubscription`, and by `latency` or `distance`. Nodes fill
+    one building after the other.
+    """
+
+    count: SourcedCount
+    bandwidth: SourcedBytesPerSecond | None = None
+    """Of the link between two buildings, all of its fibres together, per direction."""
+    oversubscription: Annotated[SourcedFraction, ranges.within(1.0, 1e6)] | None = None
+    """Bandwidth of all NICs of a building over that of all its links to others together."""
+    latency: Annotated[SourcedSeconds, ranges.LATENCY] | None = None
+    """One way between two buildings, beyond `latency_cross_leaf`."""
+    distance: SourcedMetres | None = None
+    """Length of the fibre, which takes 4.9 us a km; in place of `latency`."""
+
+    @model_validator(mode="after")
+    def _link_is_stated(self) -> Self:
+        if self.count.n < 2:
+            raise ValueError(f"buildings.count={self.count.n}: nearest: 2; for one leave buildings out")
+        for one, other in (("bandwidth", "oversubscription"), ("latency", "distance")):
+            given = [key for key in (one, other) if getattr(self, key) is not None]
+            if len(given) != 1:
+                has = ", ".join(given) or "none"
+                raise ValueError(f"buildings need one of {one} and {other} of the link; given: {has}")
+        return self
+
+    @property
+    def latency_s(self) -> float:
+        """Seconds that a message takes one way, beyond those inside a building."""
+        if self.latency is not None:
+            return self.latency.value
+        assert self.distance is not None
+        return self.distance.value * FIBRE_S_PER_M
+
+    def without_limit(self) -> Buildings:
+        """The same buildings as if their link had neither a limit nor a latency."""
+        free = SourcedBytesPerSecond(
+            value=1e16, kind="assumed", source="no limit, to see what it costs", date=UNDATED
+        )
+        soon = SourcedSeconds(value=0.0, kind="assumed", source="no latency, as above", date=UNDATED)
+        none = {"oversubscription": None, "distance": None}
+        return self.model_copy(update=none | {"bandwidth": free, "latency": soon})
+
+    def bytes_per_s(self, nics: float) -> float:
+        """Bandwidth of the link between two buildings whose NICs have `nics` bytes/s, per direction."""
+        if self.bandwidth is not None:
+            return self.bandwidth.value
+        assert self.oversubscription is not None
+        return nics / self.oversubscription.value / (self.count.n - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkTier:
+    """A level of a network at which equal domains of neighbouring GPUs meet over limited links.
+
+    GPU g is in domain g // `gpus`. `bytes_per_s`: what a domain can send to the others, or to each other one
+    where `to_each`, per direction. `latency_s`: what a message between domains takes beyond the latency that
+    all scale-out transfers are priced with.
+    """
+
+    name: str
+    gpus: int
+    bytes_per_s: float
+    latency_s: float = 0.0
+    to_each: bool = False
 
 
 class ScaleUpFigures(Protocol):
@@ -202,3 +315,7 @@ class NetworkFigures(Protocol):
     @property
     def prices(self) -> str | None:
         """Name or path of its price list."""
+
+    @property
+    def buildings(self) -> Buildings | None:
+        """The buildings that it spans; None for one."""

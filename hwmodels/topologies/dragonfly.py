@@ -10,8 +10,8 @@ from pydantic import model_validator
 from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import SourcedCount
-from moesim.hwmodels.topologies.description import NodeFigures, ScaleOutFabric
-from moesim.hwmodels.topologies.part import ScaleOutPart, ScaleOutSpec, absent_where, link
+from moesim.hwmodels.topologies.description import NetworkTier, NodeFigures, ScaleOutFabric
+from moesim.hwmodels.topologies.part import ScaleOutPart, ScaleOutSpec, absent_where, columns, link
 from moesim.hwmodels.topologies.wiring import Wiring
 
 MOST_DETOURS = 128
@@ -111,6 +111,29 @@ class Dragonfly(ScaleOutPart):
             optical=True,
         )
         self.nics = self.wire_nics(wiring, self.vertex + self.switch(np.arange(self.n_gpus)))
+
+    def climbs(self) -> int:
+        """One: a GPU's own router has a link to the other buildings."""
+        return 1
+
+    def climb(self, gpu: IntArray, choice: IntArray) -> tuple[IntArray, IntArray]:
+        """The NIC up to the GPU's router."""
+        return columns(link(self.nics + gpu)), self.vertex + self.switch(gpu)
+
+    def top_switches(self) -> IntArray:
+        """All routers."""
+        return self.vertex + np.arange(self.a * self.groups)
+
+    def n_top_switches(self) -> int:
+        """Their number."""
+        return self.a * self.groups
+
+    def tiers(self) -> tuple[NetworkTier, ...]:
+        """The global cables of a group, if its NICs send more; loads are taken as spread over all of them."""
+        gpus, cables = self.gpus_per_switch * self.a, self.ports * self.fabric.link_bandwidth.value
+        if self.groups == 1 or cables >= gpus * self.nic_rates()[1]:
+            return ()
+        return (NetworkTier("global links of a group", gpus, cables),)
 
     def size(self) -> tuple[int, int]:
         """(routers, cables); the cables are local ones, global ones, rings of spare ports, and NICs."""

@@ -15,7 +15,7 @@ from moesim.hwmodels.arrays import BoolArray, IntArray
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.topologies.base import Paths, Topology
-from moesim.hwmodels.topologies.description import NodeFigures, ScaleOutFabric
+from moesim.hwmodels.topologies.description import NetworkTier, NodeFigures, ScaleOutFabric
 from moesim.hwmodels.topologies.wiring import Wiring
 
 # -- parts -----------------------------------------------------------------------------------------
@@ -70,6 +70,26 @@ class ScaleOutPart(Part):
             min(self.node.scale_out_effective_bytes_per_s, ports),
             min(self.node.scale_out_bytes_per_s, ports),
         )
+
+    def climbs(self) -> int:
+        """Number of ways from a GPU up to the highest layer of switches."""
+        raise NotImplementedError
+
+    def climb(self, gpu: IntArray, choice: IntArray) -> tuple[IntArray, IntArray]:
+        """Links [n, hops] from each GPU's NIC to a switch of the highest layer, and that vertex [n]."""
+        raise NotImplementedError
+
+    def top_switches(self) -> IntArray:
+        """Vertices of the highest layer, at which links to other buildings end; known after `wire`."""
+        raise NotImplementedError
+
+    def n_top_switches(self) -> int:
+        """Their number, from the figures of the description alone."""
+        raise NotImplementedError
+
+    def tiers(self) -> tuple[NetworkTier, ...]:
+        """Levels at which links limit what NICs can send; none on a network without oversubscription."""
+        return ()
 
     def nic_links(self, src: IntArray, dst: IntArray) -> IntArray:
         """[n, 2] the link out of src's NIC and the one into dst's."""

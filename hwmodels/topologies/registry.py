@@ -6,12 +6,13 @@ from collections.abc import Mapping
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.topologies.base import Topology
+from moesim.hwmodels.topologies.buildings import SeveralBuildings
 from moesim.hwmodels.topologies.cluster_topology import ClusterTopology
 from moesim.hwmodels.topologies.description import NetworkFigures, NodeFigures
 from moesim.hwmodels.topologies.dragonfly import DRAGONFLY
 from moesim.hwmodels.topologies.edge_list import EDGE_LIST
 from moesim.hwmodels.topologies.fat_tree import FAT_TREE, MULTI_PLANE_FAT_TREE, RAIL_OPTIMISED
-from moesim.hwmodels.topologies.part import ScaleOutSpec, ScaleUpSpec
+from moesim.hwmodels.topologies.part import ScaleOutPart, ScaleOutSpec, ScaleUpSpec
 from moesim.hwmodels.topologies.scale_up_parts import (
     FULLY_CONNECTED,
     NVSWITCH,
@@ -59,7 +60,7 @@ def build_topology(node: NodeFigures, nodes: int, network: NetworkFigures) -> To
         joins = network.adapter or "InfiniBand or RoCE"
         raise InputError(f"network {network.name!r} joins {joins} NICs, and node {node.name!r} has {has}")
     try:
-        outside = SCALE_OUT[network.kind].build(node, nodes, network.fabric)
+        outside = _outside(node, nodes, network)
         if isinstance(outside, Topology):
             built = outside
         else:
@@ -73,3 +74,22 @@ def build_topology(node: NodeFigures, nodes: int, network: NetworkFigures) -> To
         raise InputError(f"network {network.name!r}: {error}") from None
     built.kind, built.prices = network.kind, network.prices
     return built
+
+
+def _outside(node: NodeFigures, nodes: int, network: NetworkFigures) -> ScaleOutPart | Topology | None:
+    """What joins the nodes, in one building or several."""
+    build, buildings = SCALE_OUT[network.kind].build, network.buildings
+    if buildings is None:
+        return build(node, nodes, network.fabric)
+
+    def inside(own: int) -> ScaleOutPart:
+        part = build(node, own, network.fabric)
+        if not isinstance(part, ScaleOutPart):
+            kinds = [kind for kind in SCALE_OUT if kind not in ("single-node", "edge-list")]
+            raise InputError(
+                f"buildings need a network of switches inside each, and kind {network.kind!r} states none; "
+                f"kinds that have: {', '.join(kinds)}"
+            )
+        return part
+
+    return SeveralBuildings(node, nodes, buildings, inside)

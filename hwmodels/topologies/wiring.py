@@ -61,6 +61,7 @@ class Wiring:
         self.vertices: list[Vertices] = []
         self.cables: list[Cables] = []
         self._scale_up = False
+        self._prefix, self._first_gpu, self._own_gpus = "", 0, 0
         self.add_vertices("gpu", n_gpus, gpu_name)
 
     @contextmanager
@@ -72,6 +73,15 @@ class Wiring:
         finally:
             self._scale_up = False
 
+    @contextmanager
+    def building(self, prefix: str, first_gpu: int, gpus: int) -> Iterator[None]:
+        """Inside it a part counts its GPUs from 0, which are `first_gpu` on, and names get a prefix."""
+        self._prefix, self._first_gpu, self._own_gpus = prefix, first_gpu, gpus
+        try:
+            yield
+        finally:
+            self._prefix, self._first_gpu, self._own_gpus = "", 0, 0
+
     def add_vertices(
         self,
         kind: str,
@@ -81,8 +91,9 @@ class Wiring:
         planes: IntArray | None = None,
     ) -> int:
         """Add `count` vertices and return the number of the first."""
-        first = self.n_vertices
-        self.vertices.append(Vertices(first, count, kind, name, chips, planes, self._scale_up))
+        first, prefix = self.n_vertices, self._prefix
+        named = (lambda index: f"{prefix}{name(index)}") if prefix else name
+        self.vertices.append(Vertices(first, count, kind, named, chips, planes, self._scale_up))
         return first
 
     def add_cables(
@@ -102,6 +113,8 @@ class Wiring:
         `copies` [n] numbers parallel cables between the same two vertices.
         """
         first, n = self.n_cables, len(tails)
+        if self._own_gpus:  # switches have higher numbers than all GPUs
+            tails = np.where(tails < self._own_gpus, tails + self._first_gpu, tails)
         payload, nominal, latency = (
             np.broadcast_to(np.asarray(x, dtype=np.float64), (n,)) for x in (*rates, latency_s)
         )
@@ -239,7 +252,7 @@ def count_inventory(wiring: Wiring, prices: FabricPrices | None) -> Inventory:
     switches, cables = Counter[str](), Counter[str]()
     outer = endpoints = inter_switch = transceivers = ports = 0
     for block in wiring.vertices:
-        if block.kind != "gpu" and block.count:
+        if block.kind != "gpu" and block.count * block.chips:
             switches[block.kind] += block.count * block.chips
             outer += 0 if block.scale_up else block.count * block.chips
     for run in wiring.cables:

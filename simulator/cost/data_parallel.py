@@ -19,6 +19,7 @@ from moesim.simulator.cost.library_collectives import (
 from moesim.simulator.cost.overlap import OverlapSlowDown, exposed_behind_window, exposed_overlapped
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.table import Compute, Mode, PhaseCost, PhaseKey, TransferCost, compute_of_pass
+from moesim.simulator.cost.transfers import RingPlace, over_tiers
 from moesim.simulator.model.operator import BlockKind, Operator, Phase
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT
 from moesim.simulator.model.primitives import move
@@ -107,20 +108,29 @@ def data_parallel(
     copies: int,
     pieces: Pieces = WHOLE,
     over: tuple[Ring, Ring] | None = None,
+    place: RingPlace = "replicas",
 ) -> CostedSeconds:
     """A collective over the dense and then the expert data-parallel group, alone.
 
-    `copies`: see `rings`. Every piece pays the latency of its ring (eq. X26). `over`: other rings than those.
+    `copies`: see `rings`. Every piece pays the latency of its ring (eq. X26). `over`: other rings than those,
+    on the GPUs that `place` says.
     """
-    own = over or rings(pricer, copies)
+    own, plan = over or rings(pricer, copies), pricer.scenario.parallel
+    aparts = (plan.tp, plan.ep * plan.expert_tp)
+    if place == "groups" and plan.shard_group is not None:
+        aparts = (plan.shard_group, plan.shard_group)
 
     def price() -> CostedSeconds:
         total = CostedSeconds()
-        for size, ring, count in zip((dense_bytes, expert_bytes), own, pieces, strict=True):
-            total += ring_price(operation, size / count, *ring, pricer.links, pricer.profile) * count
+        sizes = (dense_bytes, expert_bytes)
+        for size, ring, apart, count in zip(sizes, own, aparts, pieces, strict=True):
+            one = ring_price(operation, size / count, *ring, pricer.links, pricer.profile)
+            mirrored = copies > 1 or place == "copies"
+            one = over_tiers(pricer, one, operation, ring.ranks, apart, place, mirrored=mirrored)
+            total += one * count
         return total
 
-    return pricer.moves((operation, dense_bytes, expert_bytes, own, pieces), price)
+    return pricer.moves((operation, dense_bytes, expert_bytes, own, pieces, copies, place), price)
 
 
 def slow_down_by_compute(
@@ -384,7 +394,8 @@ def _collective(
     )
     moved = [busiest_bytes(name, n, *ring) for n, ring in zip((dense, expert), over, strict=True)]
     nic, scale_up = (fsum(bytes_[i] for bytes_ in moved) for i in (0, 1))
-    alone = priced = data_parallel(pricer, name, dense, expert, 1, Pieces(pieces, pieces), over)
+    place: RingPlace = "replicas" if shares is None else "groups"
+    alone = priced = data_parallel(pricer, name, dense, expert, 1, Pieces(pieces, pieces), over, place)
     if hidden:
         priced += overlap_delay(name, dense, *over[0], pricer.links, pricer.profile)
     links, seconds = pricer.links, priced.seconds

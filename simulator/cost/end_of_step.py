@@ -214,7 +214,7 @@ def _between_copies(pricer: Pricer, dense: float, expert: float, copies: int) ->
     (expert_shards, shards), (reduced, _) = pricer.layout.shards, _element_bytes(pricer)
     ring = Ring(copies, copies if pricer.cluster.nodes == 1 else 1)
     sizes = dense / shards * reduced, expert / expert_shards * reduced
-    return data_parallel(pricer, "reduce_scatter", *sizes, 1, over=(ring, ring))
+    return data_parallel(pricer, "reduce_scatter", *sizes, 1, over=(ring, ring), place="copies")
 
 
 def _alone(
@@ -246,10 +246,12 @@ def _over_groups(
     own, over = (dense / shards, expert / expert_shards), group_rings(pricer)
     reduced, gathered = _element_bytes(pricer)
     name: RingOperation = "reduce_scatter" if plan.shard_optimizer_over_groups else "all_reduce"
-    reduction = data_parallel(pricer, name, own[0] * reduced, own[1] * reduced, 1, over=over)
+    reduction = data_parallel(pricer, name, own[0] * reduced, own[1] * reduced, 1, over=over, place="groups")
     gather = CostedSeconds()
     if plan.shard_optimizer_over_groups:
-        gather = data_parallel(pricer, "all_gather", own[0] * gathered, own[1] * gathered, 1, over=over)
+        gather = data_parallel(
+            pricer, "all_gather", own[0] * gathered, own[1] * gathered, 1, over=over, place="groups"
+        )
     if not software.overlap_data_parallel:
         return reduction, gather
     slow = OverlapSlowDown(pricer.lost_beside_library)

@@ -256,7 +256,7 @@ class PlanCosts(OfJob):
             pricer = self.pricer(plan, recipe, policy, sms)
             most = self.profile.power.most_clock
             for kind in self.kinds:
-                clock = partial(at_clock, pricer, kind, compute, ALL_MODES[:1], most)
+                clock = partial(at_clock, pricer, kind, compute, ALL_MODES[:1], most, most)
                 compute |= (
                     clock() if kind in self.routed else self._once_for(kind, compute, "most clock", clock)
                 )

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.host import load_host
+from moesim.hwmodels.topologies import NetworkTier
 from moesim.simulator.common.bounded_cache import BoundedCache, Same, model_key
 from moesim.simulator.cost.compute import (
     OperatorCost,
@@ -121,7 +122,7 @@ def table_key(job: ResolvedJob) -> Hashable:
     return (
         operators_key(job),
         s.parallel,
-        (model_key(job.cluster.node), model_key(job.cluster.network), job.cluster.nodes),
+        (model_key(job.cluster.node), model_key(job.cluster.network), job.cluster.nodes, job.tiers),
         s.communication.sms,
         s.schedule,
         s.batch.sequences,  # whether gradients add up over micro-batches (`GradientSync`)
@@ -161,6 +162,8 @@ class _Shared:
 
 LINK_SHARES = ("collective.", "p2p.", "engine.")
 """Prefixes of the curves that price sends and collectives, whose prices record no evidence."""
+
+_TIERS: BoundedCache[tuple[NetworkTier, ...]] = BoundedCache(64)
 
 _SHARED: BoundedCache[_Shared] = BoundedCache(512)
 
@@ -329,6 +332,17 @@ class Pricer(OfJob):
         if sms is None:
             return measured
         return lost_beside(measured, sms, self.cluster.accelerator.n_sms)
+
+    @cached_property
+    def tiers(self) -> tuple[NetworkTier, ...]:
+        """Levels of the network at which links limit what NICs can send (eq. N6)."""
+        cluster = self.cluster
+        if self.job.tiers is not None:
+            return self.job.tiers
+        if cluster.nodes == 1 or cluster.network.fabric is None:
+            return ()
+        place = (Same(cluster.node), Same(cluster.network), cluster.nodes)
+        return _TIERS.get(place, lambda: cluster.topology().tiers())
 
     def targets(self) -> TargetStatistics:
         """Expected distinct targets of a token.

@@ -131,6 +131,24 @@ class SyncCost:
 
 
 @dataclass(frozen=True, slots=True)
+class SlowSends:
+    """Pipeline sends that cross borders of a network, by (source, target) rank.
+
+    `alone`: time over that inside a domain, alone on the border; `by_latency`: by its latency only.
+    `bytes_per_s`: of each border for one of the most GPUs that send over it at once; `crossing`: (border, its
+    senders over that number) of each pair.
+    """
+
+    alone: Mapping[tuple[int, int], float]
+    by_latency: Mapping[tuple[int, int], float]
+    bytes_per_s: tuple[float, ...]
+    crossing: Mapping[tuple[int, int], tuple[tuple[int, float], ...]]
+
+
+NO_SLOW_SENDS = SlowSends({}, {}, (), {})
+
+
+@dataclass(frozen=True, slots=True)
 class CostTable:
     """Prices by block kind, phase and mode; transfers have no mode `sms_reserved`."""
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.common.bounded_cache import read_only
-from moesim.simulator.cost.table import TransferCost
+from moesim.simulator.cost.table import NO_SLOW_SENDS, SlowSends, TransferCost
 from moesim.simulator.model.operator import Phase
 
 # -- demand ----------------------------------------------------------------------------------------
@@ -146,11 +146,18 @@ class FoldedLinkMap(LinkMap):
     """
 
     def __init__(
-        self, pp: int, nic_bytes_per_s: float, scale_up_bytes_per_s: float, sends_cross_nodes: bool
+        self,
+        pp: int,
+        nic_bytes_per_s: float,
+        scale_up_bytes_per_s: float,
+        sends_cross_nodes: bool,
+        slow_sends: SlowSends = NO_SLOW_SENDS,
     ) -> None:
-        """Rates are per GPU and direction."""
+        """Rates are per GPU and direction; the borders that sends cross follow the ports as further links."""
+        self._slow_sends = slow_sends
         per_gpu = (nic_bytes_per_s, nic_bytes_per_s, scale_up_bytes_per_s, scale_up_bytes_per_s)
-        self._capacity = np.array(per_gpu * pp) / 1e9
+        self._first_border = PORTS_PER_GPU * pp
+        self._capacity = np.array([*(per_gpu * pp), *slow_sends.bytes_per_s]) / 1e9
         self._sends_cross_nodes = sends_cross_nodes
         self._known: dict[tuple[int, float, float], Demand] = {}
 
@@ -189,9 +196,15 @@ class FoldedLinkMap(LinkMap):
         return self._once(rank, cost.nic_bytes * node_rows, cost.scale_up_bytes * rows)
 
     def send(self, source: int, target: int, size: float) -> Demand:
-        """Demand on the NICs where the pipeline crosses nodes, else on the scale-up ports."""
+        """Demand on the NICs where the pipeline crosses nodes, else on the scale-up ports, and on borders."""
         first = 0 if self._sends_cross_nodes else 2
-        return Demand.of([(PORTS_PER_GPU * source + first, size), (PORTS_PER_GPU * target + first + 1, size)])
+        ports = (PORTS_PER_GPU * source + first, size), (PORTS_PER_GPU * target + first + 1, size)
+        crossing = self._slow_sends.crossing.get((source, target), ())
+        return Demand.of([*ports, *((self._first_border + b, size * senders) for b, senders in crossing)])
+
+    def send_slowness(self, source: int, target: int) -> float:
+        """Time of a send over that inside a domain of the network (eq. N6)."""
+        return self._slow_sends.alone.get((source, target), 1.0)
 
     def ports(self, rank: int) -> tuple[IntArray, IntArray]:
         """The outgoing ports of the one GPU."""

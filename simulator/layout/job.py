@@ -10,6 +10,7 @@ from math import fsum, gcd
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.topologies import NetworkTier
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
@@ -27,6 +28,8 @@ class ResolvedJob:
     shape: ModelShape
     cluster: Cluster
     profile: CalibrationProfile
+    tiers: tuple[NetworkTier, ...] | None = None
+    """Levels that limit the network in place of those of the cluster, as if some were not there."""
 
     @cached_property
     def layout(self) -> Layout:

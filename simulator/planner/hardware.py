@@ -13,8 +13,16 @@ from moesim.hwmodels.cluster import Cluster, list_clusters, load_cluster
 from moesim.hwmodels.confidence import Confidence
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.frozen import Frozen
-from moesim.hwmodels.price import RentChoice, Term, list_prices, list_purchases, load_prices, load_purchase
-from moesim.hwmodels.provenance import SourcedUsdPerHour
+from moesim.hwmodels.price import (
+    RentChoice,
+    RentPrice,
+    Term,
+    list_prices,
+    list_purchases,
+    load_prices,
+    load_purchase,
+    mixed_terms,
+)
 from moesim.hwmodels.validation import nearest
 from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.memory.gpu import Verdict
@@ -24,7 +32,7 @@ from moesim.simulator.planner.search import plan
 from moesim.simulator.planner.space import PlanSpace
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.work_size import Band
-from moesim.simulator.run.report import rates
+from moesim.simulator.run.bill import rates
 from moesim.simulator.scenario import AnyScenario, Scenario, load_scenario
 from moesim.simulator.scenario.defaults import network_of, paid_share, with_default_price
 from moesim.simulator.scenario.inputs import Inputs, inputs_of
@@ -120,7 +128,7 @@ PAYMENTS: tuple[Payment, ...] = get_args(Payment)
 """Ways to pay: each cluster's own price, one of the terms of rent, or buying the hardware."""
 
 
-def price_under(cluster: Cluster, payment: Payment) -> SourcedUsdPerHour | None:
+def price_under(cluster: Cluster, payment: Payment) -> RentPrice | None:
     """Price of one GPU for one hour, with its source; None where the cluster states no price of its own.
 
     A rent is the latest shipped offer of its term, the cheapest of one date, as in `run.price.rent`; GPUs of
@@ -138,7 +146,8 @@ def price_under(cluster: Cluster, payment: Payment) -> SourcedUsdPerHour | None:
         bill = rates(cluster, Price(buy=buy), 0)
         usd_per_hour = bill.usd(1.0)
         assert usd_per_hour is not None
-        return SourcedUsdPerHour(
+        return RentPrice(
+            term="purchase",
             value=usd_per_hour / bill.gpus,
             kind="derived",
             source=f"{bill.described}: hardware, building, upkeep and electricity for each hour of use",
@@ -163,7 +172,7 @@ def paid(scenario: Scenario, payment: Payment) -> Scenario:
         return scenario
     price = price_under(scenario.machine, payment)
     assert price is not None
-    plain = SourcedUsdPerHour(**{name: getattr(price, name) for name in SourcedUsdPerHour.model_fields})
+    plain = RentPrice(**{name: getattr(price, name) for name in RentPrice.model_fields})
     cluster = scenario.machine.model_copy(update={"price_per_gpu_hour": plain})
     return scenario.model_copy(update={"cluster": cluster})
 
@@ -236,7 +245,9 @@ class ClusterRow(Frozen):
     profile: str | None = None
     confidence: Confidence | None = None
     usd_per_gpu_hour: float | None = None
-    price: SourcedUsdPerHour | None = None
+    price: RentPrice | None = None
+    term: str = Field("", exclude_if=lambda term: not term)
+    """Term of the price in words; empty without one."""
     price_problem: str = ""
     """Why there is no price with the chosen payment."""
     figures: dict[str, Band] = Field(default_factory=dict)
@@ -253,6 +264,8 @@ class HardwareComparison(TableResult):
     """The job that was moved; every cluster's row has the scenario of its own plan."""
     payment: Payment
     clusters: tuple[ClusterRow, ...]
+    warnings: tuple[str, ...] = Field((), exclude_if=lambda value: not value)
+    """That costs stand side by side on different terms, in words."""
 
     def rows(self) -> list[Row]:
         """One row for each cluster, with its plan, its figures and their ends."""
@@ -402,7 +415,11 @@ def hardware_comparison(
             row = row.model_copy(update={"differences": _differences(first, (planned, result))})
         rows.append(row)
     return HardwareComparison(
-        scenario=scenario.name, inputs=inputs_of(scenario), payment=payment, clusters=tuple(rows)
+        scenario=scenario.name,
+        inputs=inputs_of(scenario),
+        payment=payment,
+        clusters=tuple(rows),
+        warnings=mixed_terms({row.cluster: row.term for row in rows if row.term}),
     )
 
 
@@ -458,6 +475,7 @@ def _row(scenario: Scenario, planned: ClusterPlan, payment: Payment) -> tuple[Cl
             "confidence": result.confidence,
             "usd_per_gpu_hour": None if price is None else price.value,
             "price": price,
+            "term": "" if price is None else price.label,
             "price_problem": problem,
             "figures": figures,
         }

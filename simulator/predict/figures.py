@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.validation import nearest
 from moesim.simulator.engine.full_resolution.result import FaultEffect
-from moesim.simulator.predict.result_parts import Breakdown, MemoryResult, RunResult, StepResult
+from moesim.simulator.predict.result_parts import Breakdown, MemoryResult, RunResult, StepEnergy, StepResult
 from moesim.simulator.predict.step import Prepared, run_step
 from moesim.simulator.predict.work_size import Band, Uncertainty
 from moesim.simulator.scenario.sections import Fault, NodeLoss
@@ -73,6 +73,11 @@ FIGURE_READERS: dict[str, Callable[[Figures], float | bool | None]] = {
 def figures(result: Figures) -> dict[str, float | bool | None]:
     """Every tabulated figure of a result, by name."""
     return {name: read(result) for name, read in FIGURE_READERS.items()}
+
+
+def energy_figures(energy: StepEnergy | None) -> dict[str, float | bool | None]:
+    """Mean watts of a board and joules a token of all boards, for sweeps; empty where they are not known."""
+    return {} if energy is None else {"board_w": energy.board_w, "joules_per_token": energy.joules_per_token}
 
 
 PROPORTIONAL_TO: dict[str, Metric] = {

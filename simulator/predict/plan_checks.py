@@ -120,7 +120,10 @@ RANGED_KEYS = (
     "variation.jitter_cv",
 )
 """Keys of a scenario whose range intervals use."""
-SHIPPED_SECTIONS = ("cluster.", "run.price.buy.", "run.failures.", "run.restart.", "run.checkpoint.storage.")
+SHIPPED_SECTIONS = (
+    *("cluster.", "run.price.buy.", "run.failures.", "run.restart.", "run.checkpoint.storage."),
+    "run.preemption.",
+)
 """Sections that mostly come from shipped data, whose numbers have ranges."""
 
 _SHARE = "prices take {} times the share that the profile's entries state; change one of these"

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import chain
+from itertools import chain, product
 from math import fsum
 
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
+from moesim.hwmodels.calibration_entry import LoadClass, PowerLaw
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.units import SECONDS_PER_DAY
 from moesim.simulator.cost.evidence import summed
+from moesim.simulator.cost.load_clock import block_power, power_law
+from moesim.simulator.cost.table import Mode
 from moesim.simulator.engine.bounds import lower_bound_s, moved_by_rank, upper_bound_s
 from moesim.simulator.engine.program import NS, ActionTable, CompiledTemplate, Program
 from moesim.simulator.engine.records import Execution, barriers
 from moesim.simulator.engine.task_table import TaskTable
 from moesim.simulator.model.block import is_routed_layer
 from moesim.simulator.model.precision import Precision
-from moesim.simulator.predict.result_parts import Breakdown, MovedBytes, PhaseSpan, StepResult, Utilisation
+from moesim.simulator.predict.result_parts import (
+    Breakdown,
+    MovedBytes,
+    PhaseSpan,
+    StepEnergy,
+    StepResult,
+    UseOfPower,
+    Utilisation,
+)
+from moesim.simulator.predict.step import Prepared
 from moesim.simulator.schedules.template import EP_PHASES
 
 CATEGORY = {
@@ -278,3 +290,79 @@ def step_result(
         },
         {"lower_bound_s": lambda: bounds()[0], "upper_bound_s": lambda: bounds()[1]},
     )
+
+
+# -- energy ------------------------------------------------------------------------------------------
+# Power of a board by what runs, from the law of the profile (eq. C34).
+
+
+def step_energy(prepared: Prepared, executions: Sequence[Execution], time_s: float) -> StepEnergy | None:
+    """Energy of a step; None where nobody published the board's power limit."""
+    cluster, pricer = prepared.cluster, prepared.pricer
+    chip, node, site = cluster.accelerator, cluster.node, cluster.energy
+    if chip.tdp is None:
+        return None
+    law, own = power_law(pricer)
+    limit_w, uses, waiting_w = chip.tdp_w, [("taken at its limit", time_s, 1.0)], chip.tdp_w
+    if law is not None:
+        uses, waiting_w = _uses(prepared, executions, time_s, law), law.wait * limit_w
+    by_use = tuple(UseOfPower(use=u, seconds=s, board_w=p * limit_w) for u, s, p in uses if s > 0.0)
+    board_w = min(fsum(u.seconds * u.board_w for u in by_use) / time_s, chip.limit_w)
+    batch = prepared.scenario.batch
+    tokens = batch.sequences * batch.sequence_length
+    boards_j = board_w * time_s * cluster.n_gpus
+    rest_w = None if node.power is None else max(0.0, node.power.value - node.n_gpus * limit_w)
+    node_j = None if rest_w is None else boards_j + rest_w * cluster.nodes * time_s
+    borrowed = "every board draws its limit; no law of its power is known"
+    if law is not None and not own:
+        borrowed = f"power by use as in {law.id}"
+    return StepEnergy(
+        board_w=board_w,
+        limit_w=chip.limit_w,
+        capped=chip.power_limit is not None,
+        by_use=by_use,
+        joules_per_token=boards_j / tokens,
+        joules_per_token_node=None if node_j is None else node_j / tokens,
+        joules_per_token_site=None if node_j is None or site is None else node_j * site.pue.value / tokens,
+        pue=None if site is None else site.pue.value,
+        waiting_w=waiting_w,
+        law=law.id if law is not None and own else borrowed,
+        assumed=not own,
+    )
+
+
+def _uses(
+    prepared: Prepared, executions: Sequence[Execution], time_s: float, law: PowerLaw
+) -> list[tuple[str, float, float]]:
+    """(use, mean seconds of a board, power over the limit), whose seconds add up to the step."""
+    groups = [breakdowns(execution) for execution in executions]
+    mean = mean_breakdown(mean_over_groups(groups))
+    pp = len(executions[0].program.ranks) * len(executions)
+    busy = fsum(chain.from_iterable(compute_ns(e.table).tolist() for e in executions)) / NS / pp
+    optimizer = fsum(s.optimizer[1] - s.optimizer[0] for e in executions for s in e.syncs) / NS / pp
+    paired = mean.forward_backward / max(1e-300, time_s - mean.bubble - mean.optimizer)
+    costs, counts = prepared.program.costs, Counter(b.kind for st in prepared.stages.stages for b in st)
+    spent: defaultdict[LoadClass, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    modes: tuple[tuple[Mode, float], ...] = (("alone", 1.0 - paired), ("overlapped", paired))
+    for (kind, count), (mode, share) in product(sorted(counts.items()), modes):
+        block = (
+            block_power(prepared.pricer, law, kind, costs.compute, costs.transfer, mode) if share else None
+        )
+        for of, seconds in block.seconds.items() if block else ():
+            spent[of][0] += count * share * seconds
+            spent[of][1] += count * share * seconds * law.power(of, block.clock if block else 1.0)
+    total = fsum(seconds for seconds, _ in spent.values())
+    names: dict[LoadClass, str] = {"gemm": "GEMMs", "attention": "attention", "memory": "other kernels"}
+    uses = [
+        (name, busy * spent[of][0] / total, spent[of][1] / spent[of][0])
+        for of, name in names.items()
+        if total and spent[of][0]
+    ]
+    exposed = min(mean.exposed_communication, max(0.0, time_s - busy - optimizer))
+    waiting = max(0.0, time_s - busy - optimizer - exposed)
+    return [
+        *uses,
+        ("optimizer", optimizer, law.power("memory", 1.0)),
+        ("collectives", exposed, law.collective),
+        ("waiting", waiting, law.wait),
+    ]

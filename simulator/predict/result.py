@@ -24,7 +24,9 @@ from moesim.simulator.predict.result_parts import (
     PoolResult,
     ProvenanceEntry,
     RunResult,
+    StepEnergy,
     StepResult,
+    TierCost,
     Utilisation,
 )
 from moesim.simulator.predict.work_size import Uncertainty
@@ -88,6 +90,10 @@ class Result(Later, TableResult, Documented):
     """Version of moesim."""
     full: FullResult | None = None
     """Figures of every GPU in full resolution; null in folded resolution."""
+    network: tuple[TierCost, ...] = Field((), exclude_if=lambda value: not value)
+    """What each limited level of the network costs the step; left out where nothing limits NICs."""
+    energy: StepEnergy | None = Field(None, exclude_if=lambda value: value is None)
+    """Power of a board by what runs, and joules per token; left out for fleets and unknown power limits."""
     host: HostReport | None = Field(None, exclude_if=lambda value: value is None)
     """Launch stalls of the step, where the scenario names a host."""
     uncertainty: Uncertainty | None = Field(None, exclude_if=lambda value: value is None)

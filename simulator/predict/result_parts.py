@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Field,
     PrivateAttr,
     SerializerFunctionWrapHandler,
     computed_field,
@@ -19,8 +20,8 @@ from pydantic import (
 
 from moesim.hwmodels.confidence import Confidence
 from moesim.hwmodels.frozen import Frozen
-from moesim.hwmodels.summary_text import short
-from moesim.hwmodels.units import in_unit
+from moesim.hwmodels.summary_text import percent, short
+from moesim.hwmodels.units import format_quantity, in_unit
 from moesim.simulator.engine.program import Program
 from moesim.simulator.frameworks.software import Software
 from moesim.simulator.memory.gpu import Verdict, verdict_of
@@ -216,6 +217,8 @@ class RunResult(Finite):
     days: float
     gpu_hours: float
     cost_usd: float | None
+    price_term: str = Field("", exclude_if=lambda term: not term)
+    """Term of the cluster's price in words; empty without a price."""
     report: RunReport | None = None
 
     def __str__(self) -> str:
@@ -223,6 +226,7 @@ class RunResult(Finite):
         lines = [
             f"{short(self.tokens)} tokens in {self.steps:,} steps: {self.days:.1f} days, "
             f"{short(self.gpu_hours)} GPU-hours{_dollars(self.cost_usd)}"
+            f"{f' ({self.price_term})' if self.price_term else ''}"
         ]
         if self.report is not None:
             days, cost = self.report.days, self.report.cost_usd
@@ -260,6 +264,87 @@ class MovedBytes(Finite):
     what: str
     nic_bytes: float
     scale_up_bytes: float
+
+
+class UseOfPower(Finite):
+    """Mean seconds of a board's step in one use, and its power meanwhile."""
+
+    use: str
+    seconds: float
+    board_w: float
+
+
+class StepEnergy(Finite):
+    """Energy of a step (eq. C34), averaged over all boards.
+
+    `board_w`: mean power of a board; `limit_w`: the board's limit or the cap set on it. `by_use` adds up to
+    the step. `joules_per_token`: of the boards; `..._node`: with the rest of the node, None where no power
+    of the node is known; `..._site`: times the PUE, None without an energy site. `law`: what power is read
+    from. `assumed`: the law is that of another card, or the board is taken to draw its limit.
+    """
+
+    board_w: float
+    limit_w: float
+    capped: bool
+    by_use: tuple[UseOfPower, ...]
+    joules_per_token: float
+    joules_per_token_node: float | None
+    joules_per_token_site: float | None
+    pue: float | None
+    waiting_w: float
+    law: str
+    assumed: bool
+
+    def at_site(self, pue: float | None) -> StepEnergy:
+        """The same step at a site with another PUE; None for none."""
+        node = self.joules_per_token_node
+        total = None if node is None or pue is None else node * pue
+        return self.model_copy(update={"pue": pue, "joules_per_token_site": total})
+
+    def __str__(self) -> str:
+        """Power by use and joules per token."""
+        uses = ", ".join(f"{u.use} {u.board_w:,.0f} W for {u.seconds:.2f} s" for u in self.by_use)
+        cap = " (capped)" if self.capped else ""
+        joules = [f"{self.joules_per_token:.3f} J a token on the boards"]
+        if self.joules_per_token_node is not None:
+            joules.append(f"{self.joules_per_token_node:.3f} J with the rest of the nodes")
+        if self.joules_per_token_site is not None:
+            joules.append(f"{self.joules_per_token_site:.3f} J with the site's PUE")
+        return (
+            f"{self.board_w:,.0f} of {self.limit_w:,.0f} W a board{cap}: {uses}; {', '.join(joules)}"
+            f"{f' (assumed: {self.law})' if self.assumed else ''}"
+        )
+
+
+class TierCost(Finite):
+    """What a limited level of the network costs the step (eq. N6): an oversubscribed layer, or the link
+    between buildings.
+
+    `gpus`: GPUs of a domain. `bytes_per_s`: what a domain can send to the others (for buildings, to each).
+    `crossed_by`: what crosses it. `busy`: share of the step in which pipeline sends fill the fullest border.
+    `step_without_s`: the step on the same network without this limit and its latency.
+    """
+
+    tier: str
+    gpus: int
+    bytes_per_s: float
+    latency_s: float
+    crossed_by: tuple[str, ...]
+    busy: float | None
+    step_without_s: float
+    cost_s: float
+
+    def __str__(self) -> str:
+        """The cost with its share of the step, and what crosses."""
+        rate = format_quantity(self.bytes_per_s, "bytes_per_s")
+        step_s = self.step_without_s + self.cost_s
+        crossed = ", ".join(self.crossed_by) or "nothing"
+        busy = "" if self.busy is None else f"; sends fill it {percent(self.busy)} of the step"
+        return (
+            f"{self.tier} costs {self.cost_s:.3f} s of the step ({percent(self.cost_s / step_s)}): "
+            f"{self.gpus:,} GPUs a side, {rate} each way, {self.latency_s * 1e6:,.1f} us; crossed by "
+            f"{crossed}{busy}"
+        )
 
 
 class CauseRow(Finite):

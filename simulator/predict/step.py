@@ -13,7 +13,9 @@ from moesim.hwmodels.errors import InputError
 from moesim.simulator.common.bounded_cache import BoundedCache, Same
 from moesim.simulator.common.processes import without_cyclic_collection
 from moesim.simulator.cost.cost_table import cost_table
+from moesim.simulator.cost.load_clock import cap_of
 from moesim.simulator.cost.pricing import Pricer
+from moesim.simulator.cost.transfers import sends_over_tiers
 from moesim.simulator.engine.compilation import compile_program
 from moesim.simulator.engine.full_resolution.groups import ClusterPrograms, compile_groups
 from moesim.simulator.engine.link_map import FoldedLinkMap
@@ -233,6 +235,12 @@ def _fleet(scenario: Scenario) -> tuple[PreparedPool, ...]:
     check_schedule(schedule, pool_of_ranks(parts), [part.label for part in parts])
     shape = first.shape
     jobs: list[ResolvedJob] = []
+    several = [part.label for part in parts if part.cluster.network.buildings is not None]
+    if several:
+        raise InputError(
+            f"{', '.join(several)}: network.buildings splits one cluster, and no key says which "
+            "GPUs of a fleet are in which building; leave buildings out of a fleet's networks"
+        )
     for part in parts:
         with naming_pool(part):
             own = jobs[0].changed_to(part.scenario) if jobs else resolve(part.scenario, shape=shape)
@@ -269,6 +277,7 @@ def _pool(
     check_recompute(shape, scenario.recompute)
     check_combination(scenario, schedule, shape, job.cluster.node.n_gpus)
     pricer = Pricer.shared(job)
+    cap_of(pricer)  # raises for a cap on the power that nothing prices
     if stages is None:
         stages = assign_stages(scenario, pricer, schedule)
     costs = cost_table(pricer, schedule, stages)
@@ -289,7 +298,8 @@ def _programs(
 ) -> tuple[tuple[Program, ...], ClusterPrograms | None]:
     """One program for all GPUs in folded resolution, one a group of GPUs in full resolution."""
     if job.scenario.resolution == "full":
-        whole = compile_groups(job, priced, draws.variation)
+        sends = sends_over_tiers(pricer, priced.costs.send_s, priced.costs.send_bytes)
+        whole = compile_groups(job, priced, draws.variation, sends)
         return whole.programs, whole
     if job.scenario.faults:
         raise InputError(
@@ -300,6 +310,7 @@ def _programs(
         pricer.links.scale_up_bytes_per_s,
         priced.costs.send_across_nodes,
     )
+    slow_sends = sends_over_tiers(pricer, priced.costs.send_s, priced.costs.send_bytes)
     # Compute of one micro-batch on every pipeline rank, alone on all SMs, forward and backward.
     of_kind: dict[BlockKind, float] = defaultdict(float)
     for (kind, _, mode), price in priced.costs.compute.items():
@@ -313,10 +324,20 @@ def _programs(
         ]
     )
     variation, order = draws.variation(group), priced.order
-    key = (Same(priced.schedule), Same(priced.costs), priced.blocks, order, Same(variation), links, group)
+    key = (
+        Same(priced.schedule),
+        Same(priced.costs),
+        priced.blocks,
+        order,
+        Same(variation),
+        links,
+        group,
+    )
     program = _PROGRAMS.get(
         key,
-        lambda: compile_program(priced, variation, FoldedLinkMap(priced.schedule.pp, *links), group),
+        lambda: compile_program(
+            priced, variation, FoldedLinkMap(priced.schedule.pp, *links, slow_sends), group
+        ),
     )
     return (program,), None
 

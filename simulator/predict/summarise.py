@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.calibration import profile_hash
+from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.confidence import LEVELS, Confidence, confidence, confidence_statement, peak_only_note
+from moesim.hwmodels.price import mixed_terms
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, format_quantity
+from moesim.simulator.cost.pricing import Pricer
+from moesim.simulator.cost.transfers import domains_met, exchange_seconds, sends_over_tiers
 from moesim.simulator.engine.critical import critical_path, seconds_by_cause
 from moesim.simulator.engine.full_resolution.groups import full_result
 from moesim.simulator.engine.records import Execution, last_group
@@ -40,6 +47,7 @@ from moesim.simulator.predict.report import (
     moved_bytes,
     pair_phases,
     pair_seconds,
+    step_energy,
     step_result,
     utilisation,
 )
@@ -48,13 +56,21 @@ from moesim.simulator.predict.result_parts import (
     Breakdown,
     CauseRow,
     RunResult,
+    StepEnergy,
     StepResult,
+    TierCost,
     Utilisation,
     host_report,
 )
 from moesim.simulator.predict.step import ExecutedStep, Prepared, run_step
+from moesim.simulator.run.bill import BoardPower
 from moesim.simulator.run.report import RunReport
-from moesim.simulator.run.simulate_run import StepFigures, interruptions, phase_works, simulate_run
+from moesim.simulator.run.simulate_run import (
+    StepFigures,
+    interruptions,
+    phase_works,
+    simulate_run,
+)
 from moesim.simulator.scenario.inputs import inputs_of
 from moesim.version import __version__
 
@@ -62,10 +78,16 @@ from moesim.version import __version__
 # Reports the whole run of a prepared scenario with its phases, interruptions and bill.
 
 
-def run_report(prepared: Prepared, time_s: float, factors: FloatArray | None = None) -> RunReport:
+def run_report(
+    prepared: Prepared,
+    time_s: float,
+    factors: FloatArray | None = None,
+    energy: StepEnergy | None = None,
+) -> RunReport:
     """The whole run of a prepared scenario whose step takes `time_s` seconds.
 
-    Simulates the steps of other batches and phases. `factors`: see `simulate_run`. Raises InputError for an
+    Simulates the steps of other batches and phases. `factors`: see `simulate_run`. `energy`: of the
+    step. Raises InputError for an
     illegal phase and for a fleet, InfeasibleError for a run that practically never ends.
     """
     scenario, plan, job = prepared.scenario, prepared.scenario.run, prepared.job
@@ -82,7 +104,16 @@ def run_report(prepared: Prepared, time_s: float, factors: FloatArray | None = N
     microbatches = scenario.batch.sequences // scenario.parallel.microbatch
     stops = interruptions(plan, job.cluster, trained, scenario.recipe, microbatches)
     works = phase_works(job, measure)
-    return simulate_run(plan, job.cluster, works, stops, scenario.seed, factors)
+    power = gpu_power(job.cluster, energy)
+    return simulate_run(plan, job.cluster, works, stops, scenario.seed, factors, power)
+
+
+def gpu_power(cluster: Cluster, energy: StepEnergy | None) -> BoardPower | None:
+    """Power of a GPU with its share of the node; None where the power of board or node is not known."""
+    if energy is None or cluster.node.power is None or cluster.accelerator.tdp is None:
+        return None
+    rest_w = max(0.0, cluster.node.power_w_per_gpu - cluster.accelerator.tdp_w)
+    return BoardPower(energy.board_w + rest_w, energy.waiting_w + rest_w)
 
 
 def summarise(step: ExecutedStep) -> Result:
@@ -93,12 +124,13 @@ def summarise(step: ExecutedStep) -> Result:
     prepared, executions, time_s = step.prepared, step.executions, step.time_s
     scenario, profiles = prepared.scenario, {p.job.profile.name: p.job.profile for p in prepared.pools}
     level, reason = _confidence(prepared)
+    energy = cache(lambda: None if prepared.of_fleet else step_energy(prepared, executions, time_s))
     now: dict[str, Any] = {
         "scenario": scenario.name,
         "inputs": inputs_of(scenario, n_gpus=prepared.n_gpus),
         "step": _step(prepared, executions, time_s),
         "memory": prepared.memory,
-        "run": _run(prepared, time_s),
+        "run": _run(prepared, time_s, energy),
         "stages": tuple(describe(prepared.stages).splitlines()),
         "profile": " + ".join(profiles),
         "profile_hash": joined_hash([profile_hash(profile) for profile in profiles.values()]),
@@ -109,14 +141,13 @@ def summarise(step: ExecutedStep) -> Result:
         "uncertainty": None,
         "schema_version": SCHEMA_VERSION,
     }
-    result = Result.of(now, _later(prepared, executions, time_s))
+    result = Result.of(now, _later(step) | {"energy": energy})
     return result if prepared.whole is None else result.completed()
 
 
-def _later(
-    prepared: Prepared, executions: Sequence[Execution], time_s: float
-) -> dict[str, Callable[[], Any]]:
+def _later(step: ExecutedStep) -> dict[str, Callable[[], Any]]:
     """Functions that work out the fields of a result that take time."""
+    prepared, executions, time_s = step.prepared, step.executions, step.time_s
     of_fleet, whole = prepared.of_fleet, prepared.whole
 
     @cache
@@ -148,16 +179,70 @@ def _later(
         "utilisation": busy,
         "moved_bytes": moved,
         "critical_path_s": path,
-        "warnings": lambda: () if of_fleet else tuple(_warnings(prepared)),
+        "warnings": lambda: mixed_terms(_terms(prepared)) if of_fleet else tuple(_warnings(prepared)),
         "provenance": lambda: tuple(pools_provenance(prepared)),
         "extrapolated": lambda: tuple(sorted(_extrapolated(prepared))),
         "full": lambda: whole and full_result(whole, executions, fault_effects(prepared, time_s)),
+        "network": lambda: () if of_fleet else tuple(_tier_costs(step)),
         "host": lambda: (
             None if of_fleet else host_report(prepared.scenario.software, executions[0].program, time_s)
         ),
         "defaults": lambda: prepared.scenario.defaults_on([pool.part.cluster for pool in prepared.pools]),
         "pools": lambda: pool_results(prepared, executions[0]) if of_fleet else (),
     }
+
+
+def _terms(prepared: Prepared) -> dict[str, str]:
+    """The label of each pool's price."""
+    return {
+        pool.part.label: pool.part.cluster.price_per_gpu_hour.label
+        for pool in prepared.pools
+        if pool.part.cluster.price_per_gpu_hour is not None
+    }
+
+
+def _tier_costs(step: ExecutedStep) -> Iterator[TierCost]:
+    """The cost of each level that limits the network, by the same step without it.
+
+    In full resolution switches are simulated and only the link between buildings can be taken away.
+    """
+    prepared, pricer = step.prepared, step.prepared.pricer
+    whole, execution, plan = prepared.whole is not None, step.executions[0], prepared.scenario.parallel
+    costs, layout = prepared.program.costs, prepared.layout
+    for tier in pricer.tiers:
+        cluster, buildings = prepared.cluster, prepared.cluster.network.buildings
+        if tier.to_each and buildings is not None:
+            network = cluster.network.model_copy(update={"buildings": buildings.without_limit()})
+            cluster = cluster.model_copy(update={"network": network})
+        elif whole:
+            continue
+        others = tuple(other for other in pricer.tiers if other is not tier)
+        job = replace(prepared.job.with_rates(cluster=cluster), tiers=others)
+        without_s = run_step(job, engine=prepared.engine.name).time_s
+        alone = Pricer(replace(prepared.job, tiers=(tier,)))
+        sends = sends_over_tiers(alone, costs.send_s, costs.send_bytes)
+        mirrored = len(prepared.schedule.routes) > 1
+        crossed = {
+            "pipeline sends": bool(sends.crossing),
+            "rings of gradients and parameters": layout.dp * plan.cp > 1
+            and domains_met(tier, layout, layout.gpus_per_pipeline_rank, mirrored=mirrored) > 1,
+            "expert-parallel exchanges": plan.ep > 1
+            and exchange_seconds(tier, plan.ep * plan.expert_tp, layout.gpus_per_node, 1.0) is not None,
+        }
+        busy = None
+        if len(pricer.tiers) == 1 and not whole and sends.crossing:
+            carried = execution.carried_bytes[-len(sends.bytes_per_s) :] / np.array(sends.bytes_per_s)
+            busy = float(carried.max()) / step.time_s
+        yield TierCost(
+            tier=tier.name,
+            gpus=tier.gpus,
+            bytes_per_s=tier.bytes_per_s,
+            latency_s=tier.latency_s,
+            crossed_by=tuple(name for name, does in crossed.items() if does),
+            busy=busy,
+            step_without_s=without_s,
+            cost_s=step.time_s - without_s,
+        )
 
 
 def _confidence(prepared: Prepared) -> tuple[Confidence, str]:
@@ -211,7 +296,7 @@ def _tokens(prepared: Prepared) -> int:
     return tokens if whole is None else tokens * len(whole.running) // whole.gpus.shape[1]
 
 
-def _run(prepared: Prepared, time_s: float) -> RunResult:
+def _run(prepared: Prepared, time_s: float, energy: Callable[[], StepEnergy | None]) -> RunResult:
     plan = prepared.scenario.run
     steps = -(-plan.tokens // _tokens(prepared))
     hours = steps * time_s / SECONDS_PER_HOUR
@@ -220,13 +305,15 @@ def _run(prepared: Prepared, time_s: float) -> RunResult:
     else:
         per_gpu = prepared.cluster.price_per_gpu_hour
         price = None if per_gpu is None else prepared.n_gpus * per_gpu.value
+    labels = set() if price is None else set(_terms(prepared).values())
     return RunResult(
         tokens=plan.tokens,
         steps=int(steps),
         days=steps * time_s / SECONDS_PER_DAY,
         gpu_hours=hours * prepared.n_gpus,
         cost_usd=None if price is None else hours * price,
-        report=run_report(prepared, time_s) if plan.asks_for_more else None,
+        price_term=" and ".join(sorted(labels)),
+        report=run_report(prepared, time_s, energy=energy()) if plan.asks_for_more else None,
     )
 
 

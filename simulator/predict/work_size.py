@@ -174,18 +174,20 @@ def check_size(
         left = int(size.microbatches / share * 0.9)
         near = left * unit
         fewer = f"batch.sequences of about {near:,}" if left else "fewer layers (model, stages.blocks)"
+        folded = "resolution: folded, " if scenario.resolution == "full" else ""
         raise InputError(
             f"batch.sequences={batch:,} on {size.gpus:,} GPUs is {size.microbatches:,} micro-batches of "
             f"{size.blocks:,} blocks, {size.tasks:,} tasks to simulate and about {needed / 1e9:,.1f} GB, "
             f"more than the {most / 1e9:,.1f} GB and {int(limits.most_seconds / SECONDS_PER_TASK):,} tasks "
-            f"of {limits.where}: take {fewer}, a larger parallel.microbatch, or {limits.instead}",
+            f"of {limits.where}: take {fewer}, a larger parallel.microbatch, {folded}or {limits.instead}",
             key="batch.sequences" if left else None,
             nearest=(near,) if left else (),
         )
     if size.parts > limits.most_parts:
         raise InputError(
             f"{size.gpus:,} GPUs with their switches and cables are {size.parts:,} parts, more than the "
-            f"{limits.most_parts:,} of {limits.where}: take fewer nodes (cluster.nodes), or {limits.instead}",
+            f"{limits.most_parts:,} of {limits.where}: take fewer nodes (cluster.nodes), "
+            f"resolution: folded, or {limits.instead}",
             key="cluster.nodes",
         )
     return size

@@ -6,7 +6,7 @@ import datetime
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -14,47 +14,22 @@ from pydantic import Field
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.cluster import Cluster
-from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Frozen
-from moesim.hwmodels.price import EnergySite, Purchase, load_prices
-from moesim.hwmodels.provenance import UNDATED, SourcedUsdPerHour
 from moesim.hwmodels.summary_text import count, percent, short, titled
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.common.tables import Row, TableResult
+from moesim.simulator.run.bill import HOURS_PER_DAY, BoardPower, Drawn, Rates, RunSpread, rates
 from moesim.simulator.run.events import NS, RunBooks, RunTimeline, TimelineRow
 from moesim.simulator.run.failures import CheckpointReport
 from moesim.simulator.scenario.defaults import Default
 from moesim.simulator.scenario.inputs import Inputs
-from moesim.simulator.scenario.run_plan import Price
+from moesim.simulator.scenario.run_plan import RunPlan
 
 # -- report ------------------------------------------------------------------------------------------
 # The report of a simulated run, as plain numbers that `moesim run --json` prints.
 
 NOT_MODELLED = "not predicted: no failures are modelled; state run.failures, such as llama3-16k-h100"
 """What stands in the place of the goodput of a run without failures."""
-
-HOURS_PER_DAY = SECONDS_PER_DAY / SECONDS_PER_HOUR
-
-
-class RunSpread(Frozen):
-    """A figure as predicted, with the 10 %, 50 % and 90 % points of its distribution.
-
-    `predicted`: the mean over random interruptions with every input at its stated value; the tables of
-    GPU-hours and the parts of the bill add up to it. The percentiles are over the replicas, which vary in
-    their interruptions and, where it is uncertain, in the step time.
-    """
-
-    predicted: float
-    p10: float
-    p50: float
-    p90: float
-
-
-def per_hour(days: RunSpread, rate: float | None) -> RunSpread | None:
-    """Hours of the run times a rate, for the mean and all percentiles; None without a rate."""
-    if rate is None:
-        return None
-    return RunSpread(**{name: value * HOURS_PER_DAY * rate for name, value in days.model_dump().items()})
 
 
 class PhaseReport(Frozen):
@@ -163,6 +138,8 @@ class RunReport(TableResult):
     electricity_usd: float | None
     """Predicted electricity, a part of the cost of a bought cluster, or of the price of a rented one."""
     co2_kg: RunSpread | None
+    mean_w_per_gpu: float | None = None
+    """Mean power of a GPU with its share of the node over the run; None: the node's power under load."""
     assumptions: tuple[str, ...]
     defaults: tuple[Default, ...] = ()
     """Failures, restart and checkpoints that the scenario left out, with the rule that chose them."""
@@ -236,112 +213,6 @@ def _dollars(value: float) -> str:
     return f"${short(value, 4)}"
 
 
-# -- money -------------------------------------------------------------------------------------------
-# Prices hours on a cluster in dollars, kWh and CO2 (pure).
-
-SECONDS_PER_YEAR = 31_557_600.0
-"""Seconds of a year of 365.25 days."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Cost and energy of one hour of the whole cluster, including spares.
-
-    `usd_per_hour` by part: rent, or hardware, building, upkeep and electricity; None where no price is known.
-    """
-
-    gpus: int
-    usd_per_hour: dict[str, float] | None
-    kwh_per_hour: float | None
-    kg_co2_per_hour: float | None
-    electricity_usd_per_hour: float | None
-    """Electricity, which `usd_per_hour` contains for a purchase and a rent includes in its price."""
-    described: str
-    notes: tuple[str, ...]
-
-    def usd(self, hours: float) -> float | None:
-        """Dollars of `hours` hours; None where no price is known."""
-        return None if self.usd_per_hour is None else hours * sum(self.usd_per_hour.values())
-
-
-def rates(cluster: Cluster, price: Price | None, spare_nodes: int) -> Rates:
-    """Cost and energy of an hour of a cluster (eqs. J7 and J8).
-
-    Electricity assumes that all nodes, including spares, always draw their power under load. Raises
-    InputError where no offer matches a choice, and where the cluster of a purchase names no energy site.
-    """
-    nodes = cluster.nodes + spare_nodes
-    gpus = nodes * cluster.node.n_gpus
-    site = cluster.energy
-    power_w = gpus * cluster.node.power_w_per_gpu
-    kwh = None if site is None else power_w / 1000.0 * site.pue.value
-    electricity = None if site is None or kwh is None else kwh * site.electricity_price.value
-    notes = [] if site is not None else [f"cluster {cluster.name!r} names no energy site: no kWh, no CO2"]
-    parts: dict[str, float] | None
-    if price is not None and price.buy is not None:
-        if site is None:
-            raise InputError(
-                f"run.price.buy needs the electricity of the site, and cluster {cluster.name!r} names none; "
-                "set cluster.energy, for example cluster.energy=usa"
-            )
-        parts = purchase_usd_per_hour(price.buy, gpus, power_w, site)
-        described = f"bought: {price.buy.title}"
-        chip, buys = cluster.accelerator.name, price.buy.accelerators
-        if buys and chip not in buys:
-            notes.append(f"{price.buy.title} hold {', '.join(buys)}, and cluster {cluster.name!r} has {chip}")
-    else:
-        rent, described = _rent(cluster, price)
-        parts = None if rent is None else {"rent": gpus * rent.value}
-        if rent is not None and rent.date == UNDATED:
-            notes.append(f"the cluster's price of {rent.text} has no date ({rent.source})")
-    return Rates(
-        gpus=gpus,
-        usd_per_hour=parts,
-        kwh_per_hour=kwh,
-        kg_co2_per_hour=None if site is None or kwh is None else kwh * site.carbon_intensity.value,
-        electricity_usd_per_hour=electricity,
-        described=described,
-        notes=tuple(notes),
-    )
-
-
-def purchase_usd_per_hour(buy: Purchase, gpus: int, power_w: float, site: EnergySite) -> dict[str, float]:
-    """Dollars per hour of owned hardware, by part (eq. J7)."""
-    used_hours_per_s = buy.utilisation.value / SECONDS_PER_HOUR
-
-    def written_off(usd: float, life_s: float) -> float:
-        return usd / (life_s * used_hours_per_s)
-
-    per_gpu = buy.system_per_gpu.value + (buy.network_per_gpu.value if buy.network_per_gpu else 0.0)
-    hardware = gpus * per_gpu + (buy.storage.value if buy.storage else 0.0)
-    parts = {"hardware": written_off(hardware, buy.amortisation.value)}
-    if buy.building is not None and buy.building_amortisation is not None:
-        parts["building"] = written_off(power_w * buy.building.value, buy.building_amortisation.value)
-    if buy.upkeep is not None:
-        parts["upkeep"] = written_off(power_w * buy.upkeep.value, SECONDS_PER_YEAR)
-    parts["electricity"] = power_w / 1000.0 * site.pue.value * site.electricity_price.value
-    return parts
-
-
-def _rent(cluster: Cluster, price: Price | None) -> tuple[SourcedUsdPerHour | None, str]:
-    if price is None:
-        rent = cluster.price_per_gpu_hour
-        if rent is None:
-            return (
-                None,
-                f"no price: cluster {cluster.name!r} has no price_per_gpu_hour, and run.price is not set",
-            )
-        return rent, f"rented at {rent.text} ({rent.date}, {rent.source})"
-    offer = price.offer
-    if price.rent is not None:
-        offer = load_prices(cluster.accelerator.name).choose(price.rent)
-    assert offer is not None
-    return (
-        offer,
-        f"rented at {offer.text} ({offer.date}, {offer.terms}, region {offer.region}, {offer.source})",
-    )
-
-
 # -- ledger: the sum of the books of all simulated runs ------------------------------------------------
 
 NS_PER_HOUR = 3_600 * 10**9
@@ -405,7 +276,7 @@ def outlook(start: datetime.date | None, wall_s: FloatArray, bill: Rates) -> Ite
             share=share,
             days=seconds / SECONDS_PER_DAY,
             finish=None if start is None else date_text(start, seconds),
-            cost_usd=bill.usd(seconds / SECONDS_PER_DAY * HOURS_PER_DAY),
+            cost_usd=bill.usd_of_run(seconds / SECONDS_PER_DAY * HOURS_PER_DAY),
         )
 
 
@@ -419,6 +290,8 @@ class Ledger:
     bill: Rates
     start_s: float
     """Seconds of one start of the job."""
+    mean_w: float | None = None
+    """Mean W of a billed GPU with its share of the node; None where no power by use is known."""
 
     def __post_init__(self) -> None:
         """The books balance, or this program is wrong."""
@@ -503,6 +376,17 @@ class Ledger:
             parts[part.replace(" ", "_")] = self.hours(part)
         total = math.fsum(parts.values())
         return GpuHours(**parts, total=total, billed=total / self.gpus * self.bill.gpus)
+
+    def billed(self, plan: RunPlan, cluster: Cluster, power: BoardPower | None) -> Ledger:
+        """The ledger with its bill and the mean power of a billed GPU; spares wait (eq. J8)."""
+        spare_nodes, mean_w = plan.spares.count if plan.spares else 0, None
+        if power is not None:
+            hours = self.gpu_hours()
+            busy = math.fsum((hours.productive, hours.lost, hours.slow_nodes, hours.fault_tolerance))
+            share = busy / (hours.total * (1.0 + spare_nodes / cluster.nodes))
+            mean_w = power.waiting_w + (power.training_w - power.waiting_w) * share
+        drawn = Drawn(mean_w, mean(self.wall_s) / SECONDS_PER_HOUR, plan.start)
+        return replace(self, bill=rates(cluster, plan.price, spare_nodes, drawn), mean_w=mean_w)
 
     def causes(self, names: Sequence[str]) -> list[CauseReport]:
         """The cost of each cause."""

@@ -17,6 +17,7 @@ from moesim.hwmodels.provenance import sourced_numbers
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, parse_quantity, time_text
 from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.model.precision import Precision
+from moesim.simulator.run.bill import HOURS_PER_DAY, NO_RATES, BoardPower, per_hour
 from moesim.simulator.run.events import simulate_events, simulate_one
 from moesim.simulator.run.failures import (
     NODE,
@@ -36,7 +37,6 @@ from moesim.simulator.run.failures import (
     loads_s,
 )
 from moesim.simulator.run.report import (
-    HOURS_PER_DAY,
     FinishDates,
     Ledger,
     PhaseWork,
@@ -44,8 +44,6 @@ from moesim.simulator.run.report import (
     date_text,
     mean,
     outlook,
-    per_hour,
-    rates,
     spread,
 )
 from moesim.simulator.scenario import Scenario
@@ -512,11 +510,13 @@ def simulate_run(
     interruptions: Interruptions,
     seed: int,
     factors: FloatArray | None = None,
+    power: BoardPower | None = None,
 ) -> RunReport:
     """Simulate a run event by event and report it; `phases` comes from `phase_works`.
 
     `factors`: relative step times of the replicas where the step time is uncertain ([replicas], about 1). A
     factor scales all phases of its replica, with the same random interruptions (docs/model.md, eq. J9).
+    `power`: of a GPU while it trains and while it waits; absent: always that of a node under load.
     Percentiles and outlook use the factors; predicted figures and tables use the predicted step. Raises
     InfeasibleError where the run practically never ends, InputError for illegal prices and plans.
     """
@@ -527,10 +527,10 @@ def simulate_run(
     interruptions.check_feasible(work, steps)
     replicas = len(factors) if factors is not None else plan.replicas
     alike = 1 if model.certain else replicas  # without interruptions all replicas are equal
-    bill = rates(cluster, plan.price, plan.spares.count if plan.spares else 0)
     start_s = plan.start_s(cluster.n_gpus)
     runs = simulate_events(work, model, alike, seed, step_s=steps)
-    book = wide = Ledger(phases, runs, cluster.n_gpus, bill, start_s)
+    book = wide = Ledger(phases, runs, cluster.n_gpus, NO_RATES, start_s).billed(plan, cluster, power)
+    bill = book.bill
     interruptions.check_waiting(math.fsum(work), mean(np.array([run.seconds("waiting") for run in runs])))
     if factors is not None:
         drawn = simulate_events(work, model, replicas, seed, factors, steps)
@@ -570,14 +570,15 @@ def _ends(plan: RunPlan, book: Ledger, wide: Ledger) -> dict[str, Any]:
         "gpu_hours": book.gpu_hours(),
         "goodput": spread(wide.goodput(), mean(book.goodput())),
         "interruptions": spread(wide.interruptions(), mean(book.interruptions())),
-        "cost_usd": per_hour(days, bill.usd(1.0)),
-        "cost_parts_usd": {k: v * hours for k, v in (bill.usd_per_hour or {}).items()},
+        "cost_usd": bill.of_run(days),
+        "cost_parts_usd": bill.parts_of_run(hours),
         "price": bill.described,
         "energy_kwh": per_hour(days, bill.kwh_per_hour),
         "electricity_usd": None
         if bill.electricity_usd_per_hour is None
         else bill.electricity_usd_per_hour * hours,
         "co2_kg": per_hour(days, bill.kg_co2_per_hour),
+        "mean_w_per_gpu": book.mean_w,
         "outlook": tuple(outlook(plan.start, wide.wall_s, bill)),
     }
 

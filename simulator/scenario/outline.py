@@ -13,8 +13,8 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.network import Network, load_network
 from moesim.hwmodels.node import Node, load_node, part_of_node
-from moesim.hwmodels.price import EnergySiteRef
-from moesim.hwmodels.provenance import UNDATED, DateText, Kind, Source, SourcedUsdPerHour
+from moesim.hwmodels.price import EnergySiteRef, RentPrice
+from moesim.hwmodels.provenance import UNDATED, DateText, Kind, Source
 from moesim.hwmodels.validation import validate_model
 from moesim.simulator.scenario.defaults import network_of, node_of
 
@@ -41,7 +41,7 @@ class ClusterOutline(Frozen):
     network: str | Network | None = Field(
         None, description="Absent: the smallest shipped network of such NICs that takes the nodes."
     )
-    price_per_gpu_hour: SourcedUsdPerHour | None = Field(
+    price_per_gpu_hour: RentPrice | None = Field(
         None, description="Absent: the median of the shipped offers for the accelerator."
     )
     energy: EnergySiteRef | None = Field(None, description="Electricity of the site: name, path or data.")

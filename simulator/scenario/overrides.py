@@ -15,6 +15,7 @@ from moesim.hwmodels.cluster import load_cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.network import load_network
 from moesim.hwmodels.node import load_node
+from moesim.hwmodels.price import load_energy_site, load_purchase
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.scenario import defaults as rules
 from moesim.simulator.scenario.outline import data_for_other_accelerator, outline_naming
@@ -35,6 +36,8 @@ _DESCRIPTIONS: dict[str, Callable[[str], dict[str, Any]]] = {
     "cluster": _dumped(load_cluster),
     "node": _dumped(load_node),
     "network": _dumped(load_network),
+    "energy": _dumped(load_energy_site),
+    "buy": _dumped(load_purchase),
     "accelerator": _dumped(load_accelerator),
     "precision": _dumped(_recipe),
     "run": _dumped(load_run_plan),

@@ -309,7 +309,7 @@ class FaultTolerance(Section):
 
 
 class Price(Section):
-    """What the run is paid with; exactly one of the three. Absent = the cluster's price per GPU-hour."""
+    """What the run is paid with: offer, rent or buy; without any the cluster's price per GPU-hour."""
 
     offer: Offer | None = None
     """A price of your own, with its date."""
@@ -317,13 +317,28 @@ class Price(Section):
     """A shipped offer for the cluster's accelerator."""
     buy: PurchaseRef | None = None
     """A shipped purchase, a file, or its figures."""
+    discount: Annotated[SourcedFraction, within(0.0, 0.99)] | None = None
+    """Share off the rent, or off the hardware of a purchase."""
+    commitment: SourcedSeconds | None = None
+    """Time that is paid for whatever the run takes; the rest after it is reserved but idle. Rents only."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Price:
         given = [k for k in ("offer", "rent", "buy") if getattr(self, k) is not None]
-        if len(given) != 1:
-            raise ValueError(f"price needs exactly one of offer, rent, buy; has {', '.join(given) or 'none'}")
+        changed = self.discount is not None or self.commitment is not None
+        if len(given) > 1 or not (given or changed):
+            raise ValueError(
+                "price needs one of offer, rent, buy, or a discount or commitment on the cluster's own; "
+                f"has {', '.join(given) or 'none'}"
+            )
+        if self.commitment is not None and self.buy is not None:
+            raise ValueError("commitment is of a rent; what is bought is idle by its utilisation")
         return self
+
+    @property
+    def spot(self) -> bool:
+        """Whether nodes may be taken away."""
+        return any(one is not None and one.term == "spot" for one in (self.offer, self.rent))
 
 
 class RunPlan(Section):
@@ -452,8 +467,7 @@ def default_stops(run: RunPlan, cluster: Cluster) -> dict[str, Chosen]:
         why = f"assumed, as {storage.title}; the interval costs least (eq. J6), and training waits for writes"
         value: object = {"interval": OPTIMAL, "storage": STORAGE}
         chosen["checkpoint"] = _chosen("checkpoint", value, text, why, storage.title)
-    rent = run.price.rent if run.price is not None else None
-    if rent is not None and rent.term == "spot" and run.preemption is None:
+    if run.price is not None and run.price.spot and run.preemption is None:
         value = SPOT.model_dump(mode="json", exclude_none=True)
         text = f"{SPOT.rate.text}, {SPOT.notice.text} notice, {SPOT.away.text} away"
         chosen["preemption"] = _chosen("preemption", value, text, "assumed for spot", SPOT.rate.source)

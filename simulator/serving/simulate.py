@@ -12,7 +12,7 @@ import numpy as np
 from moesim.hwmodels.arrays import BoolArray, FloatArray
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.common.processes import default_workers
-from moesim.simulator.run.report import rates
+from moesim.simulator.run.bill import rates
 from moesim.simulator.scenario import AnyScenario, Scenario, load_scenario
 from moesim.simulator.scenario.inputs import inputs_of
 from moesim.simulator.scenario.serving import Serving, ServingLimits

@@ -11,7 +11,8 @@ from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.result_parts import PoolResult, ProvenanceEntry
 from moesim.simulator.predict.work_size import Band, Uncertainty
-from moesim.simulator.run.report import HOURS_PER_DAY, Rates, RunReport, per_hour, rates
+from moesim.simulator.run.bill import HOURS_PER_DAY, Drawn, Rates, per_hour, rates
+from moesim.simulator.run.report import RunReport
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.scenario.inputs import inputs_of, self_contained
 from moesim.simulator.studies.compare import differing_keys
@@ -87,11 +88,13 @@ def repriced(result: Result, scenario: Scenario) -> Result:
     if report is None and scenario.run.asks_for_more:  # only the price asks for a report
         from moesim.simulator.studies.whole_run import predict_run
 
-        report = predict_run(scenario, result.step.time_s).model_copy(update={"inputs": None})
+        report = predict_run(scenario, result.step.time_s, energy=result.energy)
+        report = report.model_copy(update={"inputs": None})
     elif report is not None:
         spares = scenario.run.spares.count if scenario.run.spares else 0
         before = rates(without_prices(scenario).machine, None, spares)
-        report = _billed(report, cluster.n_gpus, rates(cluster, scenario.run.price, spares), before)
+        bill = rates(cluster, scenario.run.price, spares, _drawn(report, scenario))
+        report = _billed(report, cluster.n_gpus, bill, before)
     known = {entry.path for entry in result.provenance}
     rows = [*provenance_rows(cluster, "cluster"), *provenance_rows(scenario.run, "scenario.run")]
     added = tuple(
@@ -100,12 +103,16 @@ def repriced(result: Result, scenario: Scenario) -> Result:
         if r.path not in known
     )
     cost = run.gpu_hours * price.value if price else None
+    pue = None if cluster.energy is None else cluster.energy.pue.value
     return result.model_copy(
         update={
-            "run": run.model_copy(update={"cost_usd": cost, "report": report}),
+            "run": run.model_copy(
+                update={"cost_usd": cost, "price_term": price.label if price else "", "report": report}
+            ),
             "provenance": result.provenance + added,
             "defaults": scenario.defaults,
             "inputs": inputs_of(scenario),
+            "energy": result.energy and result.energy.at_site(pue),
             "uncertainty": _with_cost(result.uncertainty, run.days, cost),
         }
     )
@@ -120,18 +127,24 @@ def unpriced(result: Result, scenario: Scenario) -> Result:
         report = None
     elif report is not None:
         spares = scenario.run.spares.count if scenario.run.spares else 0
-        before = rates(scenario.machine, scenario.run.price, spares)
-        report = _billed(report, scenario.machine.n_gpus, rates(bare.machine, None, spares), before)
+        before = rates(scenario.machine, scenario.run.price, spares, _drawn(report, scenario))
+        bill = rates(bare.machine, None, spares, _drawn(report, scenario))
+        report = _billed(report, scenario.machine.n_gpus, bill, before)
     of_price = _stated(scenario) - _stated(bare)
     return result.model_copy(
         update={
-            "run": result.run.model_copy(update={"cost_usd": None, "report": report}),
+            "run": result.run.model_copy(update={"cost_usd": None, "price_term": "", "report": report}),
             "provenance": tuple(entry for entry in result.provenance if entry.path not in of_price),
             "defaults": bare.defaults,
             "inputs": inputs_of(bare),
+            "energy": result.energy and result.energy.at_site(None),
             "uncertainty": _with_cost(result.uncertainty, result.run.days, None),
         }
     )
+
+
+def _drawn(report: RunReport, scenario: Scenario) -> Drawn:
+    return Drawn(report.mean_w_per_gpu, report.days.predicted * HOURS_PER_DAY, scenario.run.start)
 
 
 def _stated(scenario: Scenario) -> set[str]:
@@ -162,8 +175,6 @@ def _bands_with_cost(known: Mapping[str, Band], days: float, cost_usd: float | N
 
 def _billed(report: RunReport, gpus: int, bill: Rates, before: Rates) -> RunReport:
     """The report with another bill; the notes of the old bill, `before`, are removed."""
-    usd = bill.usd(1.0)
-    parts = bill.usd_per_hour or {}
     hours = report.days.predicted * HOURS_PER_DAY
     notes = tuple(note for note in report.assumptions if note not in before.notes)
     phases = tuple(
@@ -174,14 +185,14 @@ def _billed(report: RunReport, gpus: int, bill: Rates, before: Rates) -> RunRepo
     return report.model_copy(
         update={
             "phases": phases,
-            "cost_usd": per_hour(report.days, usd),
-            "cost_parts_usd": {name: rate * hours for name, rate in parts.items()},
+            "cost_usd": bill.of_run(report.days),
+            "cost_parts_usd": bill.parts_of_run(hours),
             "price": bill.described,
             "energy_kwh": per_hour(report.days, bill.kwh_per_hour),
             "electricity_usd": None if electricity is None else electricity * hours,
             "co2_kg": per_hour(report.days, bill.kg_co2_per_hour),
             "outlook": tuple(
-                row.model_copy(update={"cost_usd": bill.usd(row.days * HOURS_PER_DAY)})
+                row.model_copy(update={"cost_usd": bill.usd_of_run(row.days * HOURS_PER_DAY)})
                 for row in report.outlook
             ),
             "assumptions": (*notes, *(note for note in bill.notes if note not in notes)),

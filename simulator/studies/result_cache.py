@@ -116,7 +116,7 @@ def keep(scenario: Scenario, result: Result) -> None:
     """Store a prediction, and the same one without prices, which serves scenarios with other prices."""
     if scenario.fleet is not None or folder() is None:
         return
-    from moesim.simulator.predict.figures import figures
+    from moesim.simulator.predict.figures import energy_figures, figures
     from moesim.simulator.studies.reprice import unpriced, without_prices
     from moesim.simulator.studies.space import key_of
 
@@ -127,7 +127,9 @@ def keep(scenario: Scenario, result: Result) -> None:
         if store is None:
             return
         for of, found in pairs:
-            outcome = PointOutcome("ok", "", dict(figures(found)), found.model_dump_json())
+            outcome = PointOutcome(
+                "ok", "", figures(found) | energy_figures(found.energy), found.model_dump_json()
+            )
             store.put(key_of(of, bands is not None, draws), of.name, outcome)
         store.shrink(MOST_BYTES)
 

@@ -21,7 +21,7 @@ from moesim.hwmodels.files import is_there
 from moesim.hwmodels.validation import nearest
 from moesim.simulator.common.texts import parse_interval, parse_values
 from moesim.simulator.predict.driver import simulate
-from moesim.simulator.predict.figures import figures
+from moesim.simulator.predict.figures import energy_figures, figures
 from moesim.simulator.predict.pools import joined_hash
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.studies.store import Key, PointOutcome
@@ -288,7 +288,7 @@ def _outcome(scenario: Scenario, uncertainty: bool) -> PointOutcome:
         return PointOutcome("illegal", str(error), {}, "")
     except Exception as error:
         return PointOutcome("failed", f"{type(error).__name__}: {error}", {}, "")
-    row: dict[str, Any] = figures(result)
+    row: dict[str, Any] = figures(result) | energy_figures(result.energy)
     for name, band in result.uncertainty.bands.items() if result.uncertainty else ():
         row |= {f"{name}_p10": band.p10, f"{name}_p50": band.p50, f"{name}_p90": band.p90}
     memory, gib = result.memory, 2.0**30

@@ -93,6 +93,9 @@ class Sweep(TableResult):
             [*(str(point.values.get(key, "")) for key in keys), *_printed_figures(point)]
             for point in self.points
         ]
+        if any(key.endswith("power_limit") for key in keys):
+            more = [["W a board", "J/token"], *(_printed_energy(point) for point in self.points)]
+            rows = [row + own for row, own in zip(rows, more, strict=True)]
         lines += table_lines(rows, MOST_PRINTED)
         reasons = self.reasons()
         if reasons:
@@ -271,6 +274,11 @@ class _Run:
 
 def _point(values: dict[str, Any], key: Key, of: PointOutcome) -> SweepPoint:
     return SweepPoint(values=values, status=of.status, reason=of.reason, figures=of.figures, key=key.text)
+
+
+def _printed_energy(point: SweepPoint) -> list[str]:
+    watts, joules = (point.figures.get(key) for key in ("board_w", "joules_per_token"))
+    return ["" if watts is None else f"{watts:,.0f}", "" if joules is None else f"{joules:.3f}"]
 
 
 def _printed_figures(point: SweepPoint) -> list[str]:

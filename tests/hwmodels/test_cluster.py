@@ -82,6 +82,6 @@ def test_json_schema_takes_names_and_short_quantities() -> None:
     node = schema["properties"]["node"]["anyOf"]
     assert {"type": "string"} in node
     assert {"$ref": "#/$defs/Node"} in node
-    price = schema["$defs"]["SourcedUsdPerHour"]["anyOf"]
+    price = schema["$defs"]["RentPrice"]["anyOf"]
     assert {"type": "string"} in price
     assert price[0]["properties"]["value"]["examples"] == ["$2/h"]

@@ -73,7 +73,7 @@ def test_the_latest_fitting_offer_and_of_one_date_the_cheapest() -> None:
     assert listed.choose(RentChoice(term="spot", until="2025")).value == 1.0
     assert listed.choose(RentChoice(term="spot", region="Mars")).value == 9.0
     with pytest.raises(
-        InputError, match=r"no offer for x with term=spot, until=2024; the price list has spot"
+        InputError, match=r"no offer for x with term=spot, until=2024; nearest that exists: spot.*\$2/h"
     ):
         listed.choose(RentChoice(term="spot", until="2024"))
     with pytest.raises(InputError, match=r"region=marz \(nearest: 'mars'\)"):

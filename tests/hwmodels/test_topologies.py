@@ -24,7 +24,7 @@ from moesim.hwmodels import (
     route_bytes_per_s,
     route_latency_s,
 )
-from moesim.hwmodels.network_comparison import (
+from moesim.hwmodels.cluster import (
     ComparedFigure,
     compare_networks,
     published_table,
@@ -33,10 +33,10 @@ from moesim.hwmodels.network_comparison import (
 from moesim.hwmodels.topologies import Topology
 from moesim.hwmodels.topologies.base import MOST_PER_LAYER, picture
 from moesim.hwmodels.topologies.description import ScaleUpFabric
+from moesim.hwmodels.topologies.fat_tree import Trees
 from moesim.hwmodels.topologies.part import ScaleUpSpec, TopologySpec, any_fabric, kind_rows
 from moesim.hwmodels.topologies.registry import SCALE_OUT, SCALE_UP
 from moesim.hwmodels.topologies.scale_up_parts import NVSWITCH, NvswitchFabric, NvswitchNode
-from moesim.hwmodels.topologies.two_layer import Trees
 from moesim.hwmodels.units import in_unit
 from moesim.hwmodels.validation import registry
 

@@ -14,9 +14,9 @@ from moesim.hwmodels.topologies import RouteSet, Topology, build_topology
 RATE = {"link_bandwidth": "50 GB/s", "latency_same_leaf": "2 us", "latency_cross_leaf": "3 us"}
 
 
-def network(kind: str, **fabric: Any) -> Network:
-    """A network of a kind with the rates above."""
-    data = {"name": "n", "title": "t", "kind": kind}
+def network(kind: str, buildings: dict[str, str] | None = None, **fabric: Any) -> Network:
+    """A network of a kind with the rates above, in one building or several."""
+    data = {"name": "n", "title": "t", "kind": kind} | ({"buildings": buildings} if buildings else {})
     return validate_model(Network, data | ({"fabric": {**RATE, **fabric}} if fabric else {}), "n.yaml")
 
 
@@ -54,6 +54,9 @@ def supernode(hosts: int, spines: int) -> ScaleUp:
 SHIPPED = ("mpft-ib-400g", "mrft-ib-400g", "ft3-ib-400g", "rail-roce-400g", "dragonfly-ib-400g")
 
 
+SITES = {"count": "3", "bandwidth": "30 GB/s", "distance": "40 km"}
+
+
 @functools.cache
 def cases() -> dict[str, Topology]:
     """Every kind, most of them small enough to look at all pairs."""
@@ -89,6 +92,13 @@ def cases() -> dict[str, Topology]:
         "dragonfly-7": build_topology(small, 14, network("dragonfly", switch_ports="8", **fly)),
         "dragonfly-9": build_topology(small, 18, network("dragonfly", switch_ports="8", **fly)),
         "two-nics": build_topology(node(4, nics=2), 4, network("fat-tree", **tree)),
+        "rails-3": build_topology(
+            node(2), 24, network("rail-optimised", **tree, layers="3", core_oversubscription="3")
+        ),
+        "buildings": build_topology(small, 12, network("fat-tree", SITES, **tree)),
+        "buildings-3": build_topology(small, 18, network("fat-tree", SITES, **tree, layers="3")),
+        "buildings-planes": build_topology(small, 12, network("multi-plane-fat-tree", SITES, **multi)),
+        "buildings-fly": build_topology(small, 24, network("dragonfly", SITES, switch_ports="8", **fly)),
         "edge-list": build_topology(node(4), 2, network("edge-list", edges=EDGES)),
     }
 

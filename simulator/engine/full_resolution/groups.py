@@ -14,6 +14,7 @@ from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.topologies import LinkFault, Topology
 from moesim.hwmodels.topologies.faults import FaultKind
 from moesim.simulator.common.bounded_cache import BoundedCache, Same, digest, model_key
+from moesim.simulator.cost.table import NO_SLOW_SENDS, SlowSends
 from moesim.simulator.engine.compilation import compile_program
 from moesim.simulator.engine.full_resolution.link_map import ClusterLinkMap
 from moesim.simulator.engine.full_resolution.result import FaultEffect, FullResult
@@ -140,9 +141,15 @@ def _wired(topology: Topology) -> Topology:
     return topology
 
 
-def compile_groups(job: ResolvedJob, priced: PricedSchedule, draw: Draw) -> ClusterPrograms:
+def compile_groups(
+    job: ResolvedJob,
+    priced: PricedSchedule,
+    draw: Draw,
+    slow_sends: SlowSends = NO_SLOW_SENDS,
+) -> ClusterPrograms:
     """Compile one program a group of GPUs on the faulty cluster's links (docs/model.md, eqs. G1 to G3).
 
+    `slow_sends`: those of which the latencies count here, since the links themselves are simulated.
     Raises InputError for faults that name parts outside the cluster, InfeasibleError where no step can end.
     """
     scenario, cluster, layout = job.scenario, job.cluster, job.layout
@@ -156,10 +163,10 @@ def compile_groups(job: ResolvedJob, priced: PricedSchedule, draw: Draw) -> Clus
         _TOPOLOGIES.get((place, faults), lambda: _wired(degraded(healthy, faults))) if faults else healthy
     )
     per_node = min(gpus.shape[2], layout.gpus_per_node)
-    programs = []
+    programs, latencies = [], tuple(sorted(slow_sends.by_latency.items()))
     for group in running:
         own = gpus[:, group]
-        spread = (per_node, scenario.spreading, scenario.seed, scenario.parallel.ep > 1)
+        spread = (per_node, scenario.spreading, scenario.seed, scenario.parallel.ep > 1, latencies)
         link_map = _LINK_MAPS.get(
             (Same(topology), Same(healthy), digest(own), *spread),
             partial(ClusterLinkMap, topology, healthy, own, *spread),

@@ -128,8 +128,13 @@ class ClusterLinkMap(LinkMap):
         spreading: Spreading,
         seed: int,
         exchanges: bool,
+        latencies: tuple[tuple[tuple[int, int], float], ...] = (),
     ) -> None:
-        """`exchanges`: whether the members of a rank form an expert-parallel group."""
+        """`exchanges`: whether the members of a rank form an expert-parallel group.
+
+        `latencies`: time of a send between two pipeline ranks over that inside a domain, by latency alone.
+        """
+        self._latencies = dict(latencies)
         self.topology, self.healthy = topology, healthy
         self.gpus, self.per_node = gpus, per_node
         self.spreading, self.seed, self.exchanges = spreading, seed, exchanges
@@ -211,15 +216,17 @@ class ClusterLinkMap(LinkMap):
 
     def send_slowness(self, source: int, target: int) -> FloatArray | float:
         """Slow-down of each member's send between two pipeline ranks by the faults."""
+        longer = self._latencies.get((source, target), 1.0)
         if self.topology is self.healthy:
-            return 1.0
+            return longer
         key = (source, target)
         if key not in self._send_slow:
             now, before = (
                 self._times(t, self._pairs(t, self.gpus[source], self.gpus[target]))[0]
                 for t in (self.topology, self.healthy)
             )
-            self._send_slow[key] = _ratio(now, before)
+            slow = _ratio(now, before)
+            self._send_slow[key] = slow if longer == 1.0 else slow * longer
         return self._send_slow[key]
 
     def sync_slowness(self, rank: int) -> float:

@@ -56,6 +56,7 @@ def _named_figures(result: Result, peak_tflops: float) -> dict[str, str]:
     if memory.active_bytes is not None and memory.reserved_bytes is not None:
         replayed = f"; {_gib(memory.active_bytes)} active and {_gib(memory.reserved_bytes)} reserved"
         replayed += " at the peaks of PyTorch's allocator"
+    term = f" ({run.price_term})" if run.price_term else ""
     return {
         "step time": f"{step.time_s:.3f} s; bounds {step.lower_bound_s:.3f} s (busiest resource at its best) "
         f"and {step.upper_bound_s:.3f} s (all in series)",
@@ -65,7 +66,7 @@ def _named_figures(result: Result, peak_tflops: float) -> dict[str, str]:
         f"({step.tflops_per_gpu_causal:.0f} and {step.tflops_per_gpu_noncausal:.0f} TFLOP/s of "
         f"{peak_tflops:.0f})",
         "run": f"{short(run.tokens)} tokens in {run.steps:,} steps: {run.days:.1f} days, "
-        f"{short(run.gpu_hours)} GPU-hours, {cost}, without failures (moesim run adds them)",
+        f"{short(run.gpu_hours)} GPU-hours, {cost}{term}, without failures (moesim run adds them)",
         "memory": f"{_gib(memory.total_bytes)} of {_gib(memory.capacity_bytes)} GiB on the fullest GPU: "
         f"{FITS[memory.verdict]} ({parts}); {_gib(memory.range_bytes[0])} to "
         f"{_gib(memory.range_bytes[1])} by framework and allocator{replayed}",
@@ -134,6 +135,8 @@ def reason_lines(result: Result) -> list[str]:
     return [
         f"critical path, seconds: {', '.join(causes)}{f', {more} more' if more > 0 else ''}",
         f"busy: {', '.join(f'{name} {percent(share)}' for name, share in busy.items())}",
+        *(f"network: {tier}" for tier in result.network),
+        *([f"energy: {result.energy}"] if result.energy else []),
     ]
 
 

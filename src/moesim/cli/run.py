@@ -27,9 +27,10 @@ from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.summary_text import percent, short
 
 if TYPE_CHECKING:
+    from moesim.simulator.run.bill import RunSpread
     from moesim.simulator.run.events import RunTimeline
     from moesim.simulator.run.failures import CheckpointReport
-    from moesim.simulator.run.report import FinishDates, RunReport, RunSpread
+    from moesim.simulator.run.report import FinishDates, RunReport
 
 GANTT_KINDS = (".svg", ".html", ".json")
 
@@ -307,6 +308,12 @@ def run(
         ),
     ] = None,
     as_json: AsJson = False,
+    assumptions: Annotated[
+        Path | None,
+        typer.Option(
+            help="CSV or YAML of the figures behind the bill: written if it does not exist, else applied."
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of every draw; short for --set seed=N.")] = None,
     gantt: Annotated[
         Path | None,
@@ -328,10 +335,21 @@ def run(
         from moesim.simulator.predict.step import execute, prepare
         from moesim.simulator.scenario import load_scenario
         from moesim.simulator.scenario.inputs import inputs_of
-        from moesim.simulator.studies.whole_run import uncertain_report, with_default_stops
+        from moesim.simulator.studies.whole_run import (
+            uncertain_report,
+            with_assumptions,
+            with_default_stops,
+            write_assumptions,
+        )
 
         extra = [] if seed is None else [f"seed={seed}"]
-        loaded = load_scenario(scenario, [*(overrides or []), *extra])
+        loaded, told = load_scenario(scenario, [*(overrides or []), *extra]), ""
+        if assumptions is not None and assumptions.exists():
+            loaded, changed = with_assumptions(loaded, assumptions)
+            told = f"assumptions: {assumptions}: {', '.join(changed) or 'no row differs'}"
+        elif assumptions is not None:
+            count = write_assumptions(loaded, assumptions)
+            told = f"assumptions: {count} rows written to {assumptions}; edit them and run this again"
         try:
             with_stops, assumed = with_default_stops(loaded)
             prepared = prepare(with_stops)
@@ -347,6 +365,6 @@ def run(
     else:
         title = f"{loaded.name}, the whole run on {prepared.cluster.n_gpus:,} GPUs"
         print_text("\n".join([title, *(report.inputs.lines() if report.inputs else ()), ""]))
-        print_text("\n".join(report_lines(report)))
+        print_text("\n".join([*report_lines(report), *([told] if told else [])]))
     if not prepared.memory.fits:
         raise InfeasibleError(f"{loaded.name}: {prepared.memory.shortage}")

@@ -114,7 +114,7 @@ def _facts(built: Topology) -> dict[str, Any]:
 
 
 def _compare(as_json: bool) -> None:
-    from moesim.hwmodels.network_comparison import PRICES, compare_networks, published_table
+    from moesim.hwmodels.cluster import PRICES, compare_networks, published_table
     from moesim.hwmodels.price import load_fabric_prices
 
     cells = compare_networks()

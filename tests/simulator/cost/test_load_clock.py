@@ -9,9 +9,11 @@ from lab import packed
 
 from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.calibration_entry import LoadClass, PowerLaw, load_clock
+from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.cost_table import block_compute, inside_step
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.layout.job import resolve
+from moesim.simulator.predict.driver import simulate
 from moesim.simulator.scenario import load_scenario
 
 RESULT = "2026-11-22-h200-power.json"
@@ -111,3 +113,50 @@ def test_collectives_beside_compute_take_power_from_it(law: PowerLaw) -> None:
         return {"gemm": 1.0}
 
     assert load_clock(law, gemms, beside=1.0) < load_clock(law, gemms, beside=0.3) < load_clock(law, gemms)
+
+
+# -- caps and energy ---------------------------------------------------------------------------------
+
+CAP = "cluster.node.accelerator.power_limit"
+SMALL = ["cluster.nodes=8", "batch.sequences=64", "parallel={tp: 1, pp: 2, ep: 32, zero_stage: 1}",
+         "schedule=1f1b", "stages={}", "recompute=full"]  # fmt: skip
+
+
+def test_a_cap_costs_time_and_saves_energy_and_the_uses_of_power_add_up() -> None:
+    results = [
+        simulate(load_scenario("deepseek-v3-2048xh100", [*SMALL, *([f"{CAP}={cap} W"] if cap else [])]))
+        for cap in (None, 700, 500, 350)
+    ]
+    times = [result.step.time_s for result in results]
+    energies = [result.energy for result in results]
+    assert times[0] == times[1] < times[2] < times[3]
+    for result, energy in zip(results, energies, strict=True):
+        assert energy is not None
+        assert fsum(use.seconds for use in energy.by_use) == pytest.approx(result.step.time_s)
+        mean_w = fsum(use.seconds * use.board_w for use in energy.by_use) / result.step.time_s
+        assert (
+            energy.board_w == pytest.approx(min(mean_w, energy.limit_w)) and energy.board_w <= energy.limit_w
+        )
+        joules = energy.board_w * result.step.time_s * 64
+        assert energy.joules_per_token == pytest.approx(joules / (64 * 4096))
+    watts = [energy.board_w for energy in energies if energy]
+    assert watts[1] > watts[2] > watts[3]
+
+
+@pytest.mark.parametrize(
+    ("preset", "cap", "words"),
+    [
+        ("deepseek-v3-2048xh100", "200 W", "outside 280 W to 700 W.*nearest: 280 W"),
+        ("deepseek-v3-2048xh100", "900 W", "nearest: 700 W"),
+        ("deepseek-v3-2048xh800", "500 W", "no law of power against clock"),
+    ],
+)
+def test_caps_without_a_price_are_refused(preset: str, cap: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        simulate(load_scenario(preset, [f"{CAP}={cap}"]))
+
+
+def test_power_without_an_own_law_is_assumed() -> None:
+    energy = simulate(load_scenario("deepseek-v3-1024xmi300x")).energy
+    assert energy is not None and energy.assumed
+    assert energy.board_w == energy.limit_w and [use.use for use in energy.by_use] == ["taken at its limit"]

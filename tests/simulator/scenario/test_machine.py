@@ -12,7 +12,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.failure import load_storage
 from moesim.simulator.layout.job import resolve
 from moesim.simulator.planner.hardware import on_cluster
-from moesim.simulator.run.report import rates
+from moesim.simulator.run.bill import rates
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.scenario.inputs import inputs_of
 
@@ -94,7 +94,9 @@ def price_source(scenario: Scenario) -> str:
 def test_a_price_of_ones_own_is_not_credited_to_the_preset(scenario: object) -> None:
     found = scenario()  # type: ignore[operator]
     assert price_source(found) == "stated by you"
-    assert rates(found.machine, None, 0).described == "rented at $3/h (undated, stated by you)"
+    assert (
+        rates(found.machine, None, 0).described == "terms not stated: rented at $3/h (undated, stated by you)"
+    )
     assert "arXiv" in price_source(moesim.load(HOME))
 
 

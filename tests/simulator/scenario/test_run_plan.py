@@ -92,7 +92,7 @@ def test_dumps_load_back() -> None:
         ({"phases": [{"name": "a.b", "steps": 3}]}, ["phases.0.name"]),
         ({"phases": [{"name": "x", "steps": 3, "override": ["batch.sequences=3"]}]}, ["keys of the phase"]),
         ({"phases": [{"name": "x", "gpu_hours": "5 kGPU-h", "sequences": 3}]}, ["nothing else can be set"]),
-        ({"price": {}}, ["exactly one of offer, rent, buy; has none"]),
+        ({"price": {}}, ["needs one of offer, rent, buy, or a discount"]),
         ({"price": {"offer": "$2/h"}}, ["price.offer: a price needs the date"]),
         ({"price": {"offer": "-$2/h"}}, ["price.offer"]),
         ({"price": {"rent": {"term": "forever"}}}, ["term='forever' is not one of", "spot"]),

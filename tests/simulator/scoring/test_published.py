@@ -222,7 +222,8 @@ def test_reports_are_scored_by_phase() -> None:
 
 
 def _report() -> RunReport:
-    from moesim.simulator.run.report import GpuHours, RunSpread
+    from moesim.simulator.run.bill import RunSpread
+    from moesim.simulator.run.report import GpuHours
 
     one = RunSpread(predicted=1.0, p10=1.0, p50=1.0, p90=1.0)
     hours = dict.fromkeys(GpuHours.model_fields, 0.0) | {"productive": 6e4, "total": 6e4, "billed": 6e4}

@@ -75,6 +75,44 @@ def test_equal_ranks_take_exactly_as_long_as_the_folded_run(plan: list[str]) -> 
     assert full.utilisation.model_dump() == pytest.approx(folded.utilisation.model_dump(), rel=1e-9)
 
 
+def test_a_link_between_buildings_costs_the_same_in_both_resolutions() -> None:
+    """Two pipeline ranks a building: folded, a border is one link; in full resolution all GPUs share it."""
+    sites = {"count": 2, "bandwidth": "200 Gb/s", "distance": "30 km"}
+    plan = ["cluster.network=ft3-ib-400g", f"cluster.network.buildings={json.dumps(sites)}"]
+    folded, full = run(*EVEN, *plan), run(FULL, *EVEN, *plan)
+    assert full.step.time_s == pytest.approx(folded.step.time_s, rel=0.01)
+    (tier,), (same,) = folded.network, full.network
+    assert tier.crossed_by == ("pipeline sends", "rings of gradients and parameters") == same.crossed_by
+    assert tier.step_without_s < folded.step.time_s
+    assert tier.step_without_s == pytest.approx(run(*EVEN, plan[0]).step.time_s, rel=1e-6)
+    size = 4096 * 7168 * 2 * 32  # BF16 activations of a micro-batch from the 32 GPUs of a pipeline rank
+    assert tier.busy == pytest.approx(8 * size / 25e9 / folded.step.time_s, rel=1e-6)
+    assert tier.cost_s >= 0.9 * (8 * size / 25e9 - tier.step_without_s)
+
+
+def test_oversubscribed_leaves_slow_the_exchange_that_crosses_them() -> None:
+    """Twelve nodes a unit of leaves: of three groups of eight nodes one lies on both sides."""
+    fabric = {"switch_ports": 16, "oversubscription": 3, "link_bandwidth": "50 GB/s",
+              "latency_same_leaf": "2 us", "latency_cross_leaf": "3 us"}  # fmt: skip
+    network = {"name": "n", "title": "t", "kind": "rail-optimised", "fabric": fabric}
+    plan = [*EVEN, "cluster.nodes=24", "cluster.network=" + json.dumps(network), "parallel.pp=1",
+            "parallel.ep=64", "schedule=1f1b", "batch.sequences=192"]  # fmt: skip
+    (tier,) = run(*plan).network
+    assert tier.tier == "oversubscribed leaves" and tier.cost_s > 0.0
+    assert "expert-parallel exchanges" in tier.crossed_by
+
+
+def test_sends_between_oversubscribed_pods_share_the_core() -> None:
+    """Pods of 48 GPUs whose middle switches have three ports down for one up; 32 GPUs a pipeline rank."""
+    fabric = {"switch_ports": 32, "layers": 3, "core_oversubscription": 3, "link_bandwidth": "50 GB/s",
+              "latency_same_leaf": "2 us", "latency_cross_leaf": "3 us"}  # fmt: skip
+    network = {"name": "n", "title": "t", "kind": "rail-optimised", "fabric": fabric}
+    plan = [*EVEN, "cluster.network=" + json.dumps(network), "cluster.nodes=96", "batch.sequences=1536"]
+    (tier,) = run(*plan).network
+    assert (tier.tier, tier.gpus, tier.bytes_per_s) == ("oversubscribed core", 384, 16 * 8 * 50e9)
+    assert tier.crossed_by[0] == "pipeline sends" and tier.cost_s >= 0.0
+
+
 def test_a_dense_model_has_groups_too() -> None:
     plan = [
         "model=llama-3-8b", "precision=bf16", "schedule=1f1b", "stages={}", "communication.sms=0",
