@@ -9,7 +9,14 @@ from step_records import execute, records_of
 from moesim.simulator.cost.table import SyncCost
 from moesim.simulator.engine.program import Program
 from moesim.simulator.predict.driver import simulate
-from moesim.simulator.predict.report import breakdowns, mean_breakdown, pair_phases, pair_seconds, utilisation
+from moesim.simulator.predict.report import (
+    breakdowns,
+    mean_breakdown,
+    moved_bytes,
+    pair_phases,
+    pair_seconds,
+    utilisation,
+)
 from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import load_scenario
 from moesim.simulator.schedules import Schedule, build, parse_step
@@ -126,12 +133,12 @@ def test_links_count_what_they_carried(toy: Toy) -> None:
     )
     execution = execute(program)
     assert execution.end_ns == 2 * 100 + 4 * 100 + 4 * 50
-    use = utilisation([execution], 1e9, 1e9)
+    use = utilisation([execution], moved_bytes([execution]), 1e9, 1e9)
     assert use.compute_partition == pytest.approx(600 / 800)
     assert use.communication_partition == pytest.approx(200 / 800)
     assert use.nic == pytest.approx(4 * 25 / 800)
     assert use.scale_up == 0.0
-    assert utilisation([execution], 0.0, 0.0).nic == 0.0
+    assert utilisation([execution], (), 0.0, 0.0).nic == 0.0
 
 
 def test_results_of_version_0_1_0_are_read_under_their_old_names() -> None:
