@@ -116,7 +116,7 @@ def wheel_of(commit: str, folder: Path) -> Path:
     if archive.returncode:
         raise SystemExit(f"benchmarks/baseline: git has no commit {commit}; git fetch origin {commit}")
     subprocess.run(["tar", "-x", "-C", str(tree)], input=archive.stdout, check=True)
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    pip = [sys.executable, "-P", "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]
     subprocess.run([*pip, "--wheel-dir", str(built), str(tree)], check=True)
     zipfile.ZipFile(next(built.glob("*.whl"))).extractall(unpacked)
     return unpacked

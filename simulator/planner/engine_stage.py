@@ -51,6 +51,11 @@ def simulated(scenario: Scenario, draws: bool = False) -> PlanStep | str:
         return str(error)
 
 
+def draws_of_own(step: PlanStep | str) -> Draws:
+    """The draws of the scenario's own plan, if it was simulated with them."""
+    return {} if isinstance(step, str) or step.draws is None else {OWN_KEY: step.draws}
+
+
 def rank(
     searches: Sequence[VariantSearch], goal: Goal, pool: Executor | None, say: OnProgress
 ) -> tuple[list[PlanRow], list[str], Draws]:

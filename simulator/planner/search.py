@@ -18,7 +18,14 @@ from moesim.simulator.common.processes import without_cyclic_collection
 from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.layout.job import resolve
 from moesim.simulator.planner.candidate_search import VariantSearch
-from moesim.simulator.planner.engine_stage import OWN_KEY, placed, rank, simulate_own, simulated, with_front
+from moesim.simulator.planner.engine_stage import (
+    draws_of_own,
+    placed,
+    rank,
+    simulate_own,
+    simulated,
+    with_front,
+)
 from moesim.simulator.planner.fleet.simulate import plan_fleet
 from moesim.simulator.planner.goal import Goal, OnProgress, equal_part, no_progress, rising, scaled
 from moesim.simulator.planner.placements import IN_ORDER
@@ -62,21 +69,20 @@ def plan(
 ) -> PlanResult:
     """Find the best plans for a scenario's model and batch on its cluster or fleet (docs/planner.md).
 
-    `scenario` and overrides: as for `load_scenario`. `space`: values to try (`PlanSpace`, a file, or None for
-    the defaults); a `PlanSpace` may also stand among the overrides. `objective`: time, cost (of the run),
-    energy, memory (most head-room), or deadline (cheapest that keeps `deadline_days`; fewest GPU-hours if the
-    cluster has no price). `top`: number of families that the engine simulates and ranks, up to 1,000; plans
-    of one family differ only in precision, recompute, SMs and ZeRO stage. `workers`: processes that run the
-    engine (1 = this process); the result does not depend on it, and a script that asks for more than one must
-    guard its main module, as multiprocessing demands. `scheduler`: address of a Dask cluster to use instead.
-    `trainer`: a training framework, such as "megatron" or
-    "megatron@0.14"; only plans that it can run are searched, priced as it runs them, and `result.trainer`
-    says what the best of all plans would gain. `headroom`: share of the memory that the bytes in use leave
-    free; 0 admits plans at risk; None keeps what framework and allocator may reserve. `progress` is called
-    with the share of the work that is done (0 to 1) and a text, also while it waits for the engine; an
-    exception that it raises ends the search and its processes. Raises InputError for a malformed or empty
-    space and for contradictory limits, and InfeasibleError, with counts by reason, if no plan is legal, fits
-    and keeps the limits.
+    `scenario` and overrides: as for `load_scenario`. `space`: values to try (`PlanSpace`, a file, or None
+    for the defaults); a `PlanSpace` may also stand among the overrides. `objective`: time, cost (of the
+    run), energy, memory (most head-room), or deadline (cheapest that keeps `deadline_days`; fewest GPU-
+    hours if the cluster has no price). `top`: number of families that the engine simulates and ranks, up
+    to 1,000; plans of one family differ only in precision, recompute, SMs and ZeRO stage. `workers`:
+    processes that run the engine (1 = this process); the result does not depend on it, and a script with
+    more than one must guard its main module. `scheduler`: address of a Dask cluster to use instead.
+    `trainer`: a training framework, such as "megatron" or "megatron@0.14"; only plans that it can run are
+    searched, priced as it runs them, and `result.trainer` says what the best of all plans would gain.
+    `headroom`: share of the memory that the bytes in use leave free; 0 admits plans at risk; None keeps
+    what framework and allocator may reserve. `progress` gets the share of the work that is done (0 to 1)
+    and a text, also while it waits for the engine; an exception that it raises ends the search. Raises
+    InputError for a malformed or empty space and for contradictory limits, and InfeasibleError, with
+    counts by reason, if no plan is legal, fits and keeps the limits.
     """
     spaces = [one for one in (space, *overrides) if isinstance(one, PlanSpace)]
     if len(spaces) > 1 or (spaces and isinstance(space, str)):
@@ -89,9 +95,7 @@ def plan(
     framework = None if trainer is None else trainer_of(trainer)
     scenario, trained = with_trainer(scenario, wanted, framework.release if framework else None)
     if framework is not None and scenario.fleet is not None:
-        raise InputError(
-            f"trainer={trainer}: no trainer splits layers over the pools of a fleet; give a cluster"
-        )
+        raise InputError(f"trainer={trainer}: no trainer splits layers over a fleet's pools; give a cluster")
     with engine_processes(workers, scheduler) as pool, without_cyclic_collection():
         if framework is not None:
             alone = replace(goal, top=1)
@@ -140,8 +144,8 @@ def plan_cluster(
     """The best plans for a scenario on one cluster, over all variants of the space."""
     start = time.perf_counter()
     waiting = partial(say, OWN, "waiting for the scenario's own plan")
-    simulate_it = partial(simulate_own, draws=goal.objective != "memory")
-    own_plan = outcomes(pool, simulate_it, [] if wanted.variants else [scenario], waiting)
+    own_step = partial(simulate_own, draws=goal.objective != "memory")
+    own_plan = outcomes(pool, own_step, [] if wanted.variants else [scenario], waiting)
     searches = _searches(scenario, wanted, goal, say, trainer, pool)
     refused = Refusals()
     for search in searches:
@@ -162,10 +166,7 @@ def plan_cluster(
         raise InfeasibleError(_nothing(refused, "; ".join([first, *problems[:2]])))
     ranked = len(rows)
     rows, pareto, claims = with_front(alive, rows, goal, pool)
-    if own is not None and isinstance(mine, PlanStep) and mine.draws is not None:
-        draws[OWN_KEY] = mine.draws
-    rows, own = placed(rows, own, goal, pool, draws)
-    end = time.perf_counter()
+    rows, own = placed(rows, own, goal, pool, draws | draws_of_own(mine))
     considered = sum(s.candidates.space.size for s in searches)
     proven = min(s.proven_s for s in alive)
     return PlanResult(
@@ -183,14 +184,13 @@ def plan_cluster(
         price_tables=sum(s.candidates.priced for s in searches),
         proven_s=proven if isfinite(proven) else None,
         rivals=0 if goal.objective == "memory" else sum(s.rivals(rows) for s in alive),
-        notes=(
-            *_notes(alive, goal, mine),
-            *_saved_sms(alive, rows[0], wanted),
-            *reasons,
-            *problems,
-        ),
+        notes=(*_notes(alive, goal, mine), *_saved_sms(alive, rows[0], wanted), *reasons, *problems),
         evaluated_per_s=considered / (bounded - start),
-        seconds={"bounds": bounded - start, "closed form": estimated - bounded, "engine": end - estimated},
+        seconds={
+            "bounds": bounded - start,
+            "closed form": estimated - bounded,
+            "engine": time.perf_counter() - estimated,
+        },
     )
 
 
