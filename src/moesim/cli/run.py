@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from moesim.simulator.run.events import RunTimeline
     from moesim.simulator.run.failures import CheckpointReport
     from moesim.simulator.run.report import FinishDates, RunReport
+    from moesim.simulator.scenario import Scenario
 
 GANTT_KINDS = (".svg", ".html", ".json")
 
@@ -297,6 +298,19 @@ def _energy(report: RunReport) -> str:
     return f"predicted {energy:.2f} GWh{paid}, {co2:,.0f} t CO2e"
 
 
+def _with_table(loaded: Scenario, table: Path | None) -> tuple[Scenario, list[str]]:
+    """The scenario with an edited table of assumptions, and what was done; writes an absent one."""
+    from moesim.simulator.studies.whole_run import with_assumptions, write_assumptions
+
+    if table is None:
+        return loaded, []
+    if table.exists():
+        loaded, changed = with_assumptions(loaded, table)
+        return loaded, [f"assumptions: {table}: {', '.join(changed) or 'no row differs'}"]
+    count = write_assumptions(loaded, table)
+    return loaded, [f"assumptions: {count} rows written to {table}; edit them and run this again"]
+
+
 def run(
     scenario: ScenarioName,
     overrides: Annotated[
@@ -335,21 +349,10 @@ def run(
         from moesim.simulator.predict.step import execute, prepare
         from moesim.simulator.scenario import load_scenario
         from moesim.simulator.scenario.inputs import inputs_of
-        from moesim.simulator.studies.whole_run import (
-            uncertain_report,
-            with_assumptions,
-            with_default_stops,
-            write_assumptions,
-        )
+        from moesim.simulator.studies.whole_run import uncertain_report, with_default_stops
 
         extra = [] if seed is None else [f"seed={seed}"]
-        loaded, told = load_scenario(scenario, [*(overrides or []), *extra]), ""
-        if assumptions is not None and assumptions.exists():
-            loaded, changed = with_assumptions(loaded, assumptions)
-            told = f"assumptions: {assumptions}: {', '.join(changed) or 'no row differs'}"
-        elif assumptions is not None:
-            count = write_assumptions(loaded, assumptions)
-            told = f"assumptions: {count} rows written to {assumptions}; edit them and run this again"
+        loaded, told = _with_table(load_scenario(scenario, [*(overrides or []), *extra]), assumptions)
         try:
             with_stops, assumed = with_default_stops(loaded)
             prepared = prepare(with_stops)
@@ -365,6 +368,6 @@ def run(
     else:
         title = f"{loaded.name}, the whole run on {prepared.cluster.n_gpus:,} GPUs"
         print_text("\n".join([title, *(report.inputs.lines() if report.inputs else ()), ""]))
-        print_text("\n".join([*report_lines(report), *([told] if told else [])]))
+        print_text("\n".join([*report_lines(report), *told]))
     if not prepared.memory.fits:
         raise InfeasibleError(f"{loaded.name}: {prepared.memory.shortage}")
