@@ -14,6 +14,7 @@ from moesim.hwmodels.provenance import (
     Source,
     SourcedBytes,
     SourcedBytesPerSecond,
+    SourcedCount,
     SourcedFraction,
     SourcedPerNodeDay,
     SourcedSeconds,
@@ -53,7 +54,7 @@ class CorrelatedFault(Frozen):
     """A fault that takes several nodes at once: a rack, the nodes of a switch, a power feed."""
 
     cause: str
-    nodes: Annotated[int, Field(ge=2, le=100_000, strict=True)]
+    nodes: Annotated[SourcedCount, within(2, 100_000)]
     """Nodes of one group, which fail together."""
     rate: SourcedPerNodeDay
     """Events of one group and day, written as "/node-day"; the job has nodes / group of them, rounded up."""

@@ -394,8 +394,8 @@ def _severities(plan: RunPlan, cluster: Cluster) -> list[tuple[Stop, int]]:
             stop = Stop(c.cause, each, special.value if special else noticed, nodes=int(c.node), away_s=away)
             found.append((stop, NODE if c.node else PROCESS))
         for shared in rate.correlated:
-            number = -(-cluster.nodes // shared.nodes)
-            nodes = min(shared.nodes, cluster.nodes)
+            number = -(-cluster.nodes // shared.nodes.n)
+            nodes = min(shared.nodes.n, cluster.nodes)
             each = shared.rate.value * number / SECONDS_PER_DAY
             found.append((Stop(shared.cause, each, noticed, nodes=nodes, away_s=away), RACK))
     if plan.preemption is not None:

@@ -12,7 +12,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.evidence import EXPERTS, SENDS, SHARDS
 from moesim.simulator.engine.bounds import moved_by_rank
 from moesim.simulator.engine.link_map import PORTS_PER_GPU
-from moesim.simulator.predict.report import utilisation
+from moesim.simulator.predict.report import moved_bytes, utilisation
 from moesim.simulator.predict.result_parts import Utilisation
 from moesim.simulator.predict.step import ExecutedStep, run_step
 from moesim.simulator.predict.summarise import summarise
@@ -124,7 +124,10 @@ def test_rows_that_capacity_drops_cross_no_link(small: Scenario) -> None:
     step, whole = run_step(small.overridden("routing.capacity={factor: 1.0}")), run_step(small)
     check_carried(step)
     check_carried(whole)
-    moved, all_rows = (utilisation(s.executions, 50e9, 160e9).nic * s.time_s for s in (step, whole))
+    moved, all_rows = (
+        utilisation(s.executions, moved_bytes(s.executions), 50e9, 160e9).nic * s.time_s
+        for s in (step, whole)
+    )
     assert moved < 0.99 * all_rows
 
 
@@ -257,7 +260,12 @@ def test_busy_links_are_the_bytes_of_random_steps() -> None:
             step = run_step(plan)
         except InputError:
             continue  # no legal plan
-        used = utilisation(step.executions, H100_NIC if plan.machine.nodes > 1 else 0.0, H100_NVLINK)
+        used = utilisation(
+            step.executions,
+            moved_bytes(step.executions),
+            H100_NIC if plan.machine.nodes > 1 else 0.0,
+            H100_NVLINK,
+        )
         check_busy(used, step.time_s, *by_hand(step))
         checked += 1
     assert seed < 180

@@ -370,7 +370,7 @@ def test_a_figure_that_cannot_be_is_an_internal_error(
     monkeypatch.setenv("MOESIM_CACHE", str(tmp_path))  # no answer that another test has kept
     monkeypatch.setattr(f"moesim.simulator.predict.{name}", lambda *_: value)
     with pytest.raises(RuntimeError, match=words):
-        simulate(load_scenario(SCENARIO_SMALL))
+        simulate(load_scenario(SCENARIO_SMALL)).completed()
     outcome = run("simulate", SCENARIO_SMALL)
     assert outcome.code == 1 and not outcome.out and "internal error" in outcome.err
 
