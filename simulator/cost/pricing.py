@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
+from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.host import load_host
 from moesim.hwmodels.topologies import NetworkTier
 from moesim.simulator.common.bounded_cache import BoundedCache, Same, model_key
@@ -162,6 +163,15 @@ class _Shared:
 
 LINK_SHARES = ("collective.", "p2p.", "engine.")
 """Prefixes of the curves that price sends and collectives, whose prices record no evidence."""
+
+
+def _tiers_of(cluster: Cluster) -> tuple[NetworkTier, ...]:
+    """Tiers of a cluster's network; none where a pool is priced on more GPUs than its own network joins."""
+    try:
+        return cluster.topology().tiers()
+    except InputError:
+        return ()
+
 
 _TIERS: BoundedCache[tuple[NetworkTier, ...]] = BoundedCache(64)
 
@@ -342,7 +352,7 @@ class Pricer(OfJob):
         if cluster.nodes == 1 or cluster.network.fabric is None:
             return ()
         place = (Same(cluster.node), Same(cluster.network), cluster.nodes)
-        return _TIERS.get(place, lambda: cluster.topology().tiers())
+        return _TIERS.get(place, lambda: _tiers_of(cluster))
 
     def targets(self) -> TargetStatistics:
         """Expected distinct targets of a token.

@@ -36,6 +36,7 @@ def test_two_equal_pools_are_one_cluster_to_the_nanosecond(mixed: Scenario, sche
     job = mixed.replace(schedule=schedule)
     whole = moesim.simulate(alone(job, 0))
     fleet = moesim.simulate(job.replace(fleet=pools(mixed, 0, 0)))
+    # Energy is said of one cluster only.
     same = set(Result.model_fields) - {"pools", "provenance", "confidence_reason", "inputs", "energy"}
     assert {k: getattr(fleet, k) for k in same} == {k: getattr(whole, k) for k in same}
     assert fleet.inputs.plan == whole.inputs.plan and fleet.inputs.engine == whole.inputs.engine
