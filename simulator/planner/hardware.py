@@ -13,7 +13,7 @@ from moesim.hwmodels.cluster import Cluster, list_clusters, load_cluster
 from moesim.hwmodels.confidence import Confidence
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.frozen import Frozen
-from moesim.hwmodels.node import part_of_node
+from moesim.hwmodels.node import Node, load_node, part_of_node
 from moesim.hwmodels.price import RentChoice, Term, list_prices, list_purchases, load_prices, load_purchase
 from moesim.hwmodels.provenance import SourcedUsdPerHour
 from moesim.hwmodels.validation import nearest
@@ -29,7 +29,7 @@ from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.work_size import Band
 from moesim.simulator.run.report import rates
 from moesim.simulator.scenario import AnyScenario, Scenario, load_scenario
-from moesim.simulator.scenario.defaults import network_of, paid_share, with_default_price
+from moesim.simulator.scenario.defaults import network_of, node_of, paid_share, with_default_price
 from moesim.simulator.scenario.inputs import Inputs, inputs_of
 from moesim.simulator.scenario.run_plan import Price, RunPlan
 from moesim.simulator.schedules import SCHEDULES
@@ -67,7 +67,7 @@ def on_cluster(scenario: Scenario, name: str, gpus: int | None = None) -> Scenar
     no whole number of nodes or that no shipped network joins.
     """
     own, cluster = own_cluster(scenario, name), machine_of(scenario, name)
-    nodes = cluster.nodes if gpus is None else whole_nodes(cluster, gpus)
+    nodes = cluster.nodes if gpus is None else whole_nodes(cluster.node, gpus)
     changes: dict[str, Any] = {} if own else {"cluster": name}
     if nodes != cluster.nodes:
         changes["cluster.nodes"] = nodes
@@ -77,15 +77,15 @@ def on_cluster(scenario: Scenario, name: str, gpus: int | None = None) -> Scenar
     return scenario.replace(**changes) if changes else scenario
 
 
-def whole_nodes(cluster: Cluster, gpus: int) -> int:
+def whole_nodes(node: Node, gpus: int) -> int:
     """Number of nodes with exactly this many accelerators; raises InputError where none is."""
-    per_node = cluster.node.n_gpus
+    per_node = node.n_gpus
     nodes, rest = divmod(gpus, per_node)
     if rest or not nodes:
         near = sorted({max(1, nodes) * per_node, (nodes + 1) * per_node})
         numbers = " and ".join(f"{number:,}" for number in near)
         raise InputError(
-            f"{gpus:,} {cluster.accelerator.name} are not a whole number of nodes, as a node has "
+            f"{gpus:,} {node.accelerator.name} are not a whole number of nodes, as a node has "
             f"{per_node:,} of them; near to it {'is' if len(near) == 1 else 'are'} {numbers}",
             key="gpus",
             nearest=near,
@@ -135,14 +135,18 @@ def at_size(scenario: Scenario, accelerator: str | None, key: str, value: int) -
     for a size that is no whole number of nodes (or a part of one), and that no network joins.
     """
     own = scenario.machine
-    if accelerator is not None and accelerator != own.accelerator.name:
-        return scenario.replace(cluster={"accelerator": accelerator, key.split(".")[1]: value})
-    per_node = own.node.n_gpus
-    if key == "cluster.gpus" and value < per_node:
-        part = own.model_copy(update={"node": part_of_node(own.node, value), "nodes": 1})
-        return scenario.model_copy(update={"cluster": part})
-    nodes = value if key == "cluster.nodes" else whole_nodes(own, value)
-    return on_cluster(scenario, own.name, nodes * per_node)
+    other = accelerator is not None and accelerator != own.accelerator.name
+    node = load_node(node_of(str(accelerator))) if other else own.node
+    nodes, part = value, key == "cluster.gpus" and value < node.n_gpus
+    if key == "cluster.gpus":
+        nodes = 1 if part else whole_nodes(node, value)
+    if other:
+        size = {"nodes": nodes, "gpus": value} if part else {"nodes": nodes}
+        return scenario.replace(cluster={"accelerator": accelerator, **size})
+    if part:
+        single = own.model_copy(update={"node": part_of_node(node, value), "nodes": 1})
+        return scenario.model_copy(update={"cluster": single})
+    return on_cluster(scenario, own.name, nodes * node.n_gpus)
 
 
 def sizes_by_rule(scenario: Scenario) -> tuple[int, ...]:

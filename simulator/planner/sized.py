@@ -25,6 +25,8 @@ Curve = Literal["strong", "weak"]
 WINS = {"gpus": "fewest GPUs", "cost": "cheapest", "time": "fastest"}
 """What a size can win, by the objective that asks for it."""
 
+BRIEF = 240
+"""Characters of a reason in a table."""
 COMMUNICATION = ("waiting for communication", "gradients and parameters over the network")
 """Mechanisms of a step that are exposed communication."""
 
@@ -99,6 +101,11 @@ class IllegalSize(Frozen):
     accelerator: str
     size: str
     reason: str
+
+    @property
+    def brief(self) -> str:
+        """The beginning of the reason, for a table."""
+        return self.reason if len(self.reason) <= BRIEF else f"{self.reason[:BRIEF].rsplit(' ', 1)[0]} ..."
 
 
 class Sides(Frozen):

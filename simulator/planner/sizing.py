@@ -383,9 +383,9 @@ class _Sizer:
             refused = [gpus for gpus in open_ if (accelerator, f"{gpus:,}") in self.illegal]
             untried = len(open_) - len(refused)
             between = (
-                f"{len(whole)} numbers of whole nodes between: {len(whole) - len(open_)} split GPUs or the "
-                f"batch of {self.scenario.batch.sequences:,} sequences unevenly, {len(refused)} have no plan "
-                f"that is legal and fits, {untried} were not tried"
+                f"whole nodes between: {len(whole):,} sizes; {len(whole) - len(open_):,} of them split GPUs or "
+                f"the batch of {self.scenario.batch.sequences:,} sequences unevenly, with no plan that is legal "
+                f"and fits {len(refused):,}, not tried {untried:,}"
             )
         elif known is not None:
             between = "no size misses the deadline" if misses is None else "no size keeps the deadline"
@@ -494,8 +494,8 @@ def size(
     dollar) or time. `payment`: as in `compare_hardware`. `search`: `narrow` is quick, `whole` tries all
     plans, `own` keeps the scenario's plan; `space` states keys of it. `curve`: simulates every size with the
     whole batch (`strong`) or the batch of a GPU (`weak`) kept, and names what makes it bend. `progress` is
-    called with the share of the work (0 to 1) and a text. Raises InputError for malformed sizes, limits and names;
-    sizes that cannot be are in `illegal`, and where none keeps the limits `winners` is empty.
+    called with the share of the work (0 to 1) and a text. Raises InputError for malformed sizes, limits and
+    names; sizes that cannot be are in `illegal`, and where none keeps the limits `winners` is empty.
     """
     loaded = load_scenario(scenario, overrides)
     words = (

@@ -44,7 +44,7 @@ def _expanded(value: Any, info: ValidationInfo) -> Any:
 
 
 def _values(value: Any) -> Any:
-    """The values of each variant: a list as it is, an expression such as "64..1024:x2" as what it stands for."""
+    """The values of each variant, of which an expression such as "64..1024:x2" stands for a list."""
     if not isinstance(value, dict):
         return value
     try:

@@ -228,14 +228,12 @@ def plan(
     objective: Annotated[
         str | None,
         typer.Option(
-            help="time, cost, energy, deadline or memory; with sizes: cost (most tokens a dollar), gpus, time."
+            help="time, cost, energy, deadline or memory; with sizes cost (most tokens a dollar), gpus, time."
         ),
     ] = None,
     top: Annotated[
         int | None,
-        typer.Option(
-            help="Families of plans that the engine simulates and ranks, 10 unless stated, up to 1000."
-        ),
+        typer.Option(help="Families of plans that the engine simulates and ranks: 10, up to 1000."),
     ] = None,
     deadline_days: Annotated[float | None, typer.Option(help="Days that the run may take.")] = None,
     budget_usd: Annotated[float | None, typer.Option(help="Dollars that the run may cost.")] = None,
@@ -486,7 +484,7 @@ class Sized:
 
 def _print_sizing(sizing: Sizing) -> None:
     from moesim.hwmodels.units import format_quantity
-    from moesim.simulator.planner.sized import SIZED_HEADS, WINS, limits_text, sized_cells
+    from moesim.simulator.planner.sized import WINS, limits_text
 
     print_text("\n".join([sizing.inputs.name, *sizing.inputs.lines(plan=False)]))
     limits = limits_text(sizing.deadline_days, sizing.budget_usd)
@@ -522,12 +520,12 @@ def _print_sizing(sizing: Sizing) -> None:
         _print_sized([(n, row) for n, row in (("misses", side.misses), ("keeps", side.keeps)) if row])
     if len(sizing.frontier) > 1:
         print_text("\ncost against days: no other size is both cheaper and faster")
-        _print_sized([("", row) for row in sizing.frontier])
+        _print_sized([("", row) for row in sizing.frontier], plans=False)
     print_text("\nall sizes")
-    print_table(SIZED_HEADS, [sized_cells(row) for row in sizing.points], right=(0, *range(3, 10)))
+    _print_sized([("", row) for row in sizing.points], plans=False)
     if sizing.illegal:
         print_text("\nillegal sizes")
-        print_table(("GPUs", "of", "reason"), [(r.size, r.accelerator, r.reason) for r in sizing.illegal])
+        print_table(("GPUs", "of", "reason"), [(r.size, r.accelerator, r.brief) for r in sizing.illegal])
     for drawn in sizing.curves:
         _print_curve(drawn)
     if sizing.defaults:
@@ -536,12 +534,18 @@ def _print_sizing(sizing: Sizing) -> None:
         print_text(f"note: {note}")
 
 
-def _print_sized(rows: Sequence[tuple[str, SizedPlan]]) -> None:
+def _print_sized(rows: Sequence[tuple[str, SizedPlan]], plans: bool = True) -> None:
     from moesim.simulator.planner.sized import SIZED_HEADS, sized_cells
 
-    print_table(
-        ("", *SIZED_HEADS), [(name, *sized_cells(row)) for name, row in rows], right=(1, *range(4, 11))
-    )
+    names: dict[tuple[str, int], list[str]] = {}
+    for name, row in rows:
+        names.setdefault((row.accelerator, row.n_gpus), []).append(name)
+    shown = {(row.accelerator, row.n_gpus): row for _, row in rows}
+    kept = [n for n, head in enumerate(SIZED_HEADS) if plans or head != "plan"]
+    cells = [(", ".join(names[key]), *(sized_cells(row)[n] for n in kept)) for key, row in shown.items()]
+    heads = ("", *(SIZED_HEADS[n] for n in kept))
+    right = [n for n, head in enumerate(heads) if head not in ("", "of", "plan")]
+    print_table(heads, cells, right=right)
 
 
 def _print_curve(curve: ScalingCurve) -> None:
@@ -565,4 +569,4 @@ def _print_curve(curve: ScalingCurve) -> None:
     for bend in curve.bends:
         print_text(bend_text(bend))
     for row in curve.illegal:
-        print_text(f"not on the curve: {row.size} {row.accelerator}: {row.reason}")
+        print_text(f"not on the curve: {row.size} {row.accelerator}: {row.brief}")
