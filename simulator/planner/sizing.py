@@ -383,9 +383,9 @@ class _Sizer:
             refused = [gpus for gpus in open_ if (accelerator, f"{gpus:,}") in self.illegal]
             untried = len(open_) - len(refused)
             between = (
-                f"whole nodes between: {len(whole):,} sizes; {len(whole) - len(open_):,} of them split GPUs or "
-                f"the batch of {self.scenario.batch.sequences:,} sequences unevenly, with no plan that is legal "
-                f"and fits {len(refused):,}, not tried {untried:,}"
+                f"whole nodes between: {len(whole):,} sizes; {len(whole) - len(open_):,} of them split GPUs "
+                f"or the batch of {self.scenario.batch.sequences:,} sequences unevenly, no plan is legal and "
+                f"fits on {len(refused):,}, {untried:,} not tried"
             )
         elif known is not None:
             between = "no size misses the deadline" if misses is None else "no size keeps the deadline"
