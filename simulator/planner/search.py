@@ -14,7 +14,7 @@ from math import isfinite
 from typing import Any
 
 from moesim.hwmodels.errors import InfeasibleError, InputError
-from moesim.simulator.common.processes import without_cyclic_collection
+from moesim.simulator.common.processes import engine_processes, outcomes, without_cyclic_collection
 from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.layout.job import resolve
 from moesim.simulator.planner.candidate_search import VariantSearch
@@ -22,7 +22,6 @@ from moesim.simulator.planner.engine_stage import placed, rank, simulate_own, si
 from moesim.simulator.planner.fleet.simulate import plan_fleet
 from moesim.simulator.planner.goal import Goal, OnProgress, equal_part, no_progress, rising, scaled
 from moesim.simulator.planner.placements import IN_ORDER
-from moesim.simulator.planner.processes import engine_processes, outcomes
 from moesim.simulator.planner.refusals import AT_RISK, Refusals, refusal_text
 from moesim.simulator.planner.result import PlanResult, PlanRow, PlanStep, TrainerVerdict, scenario_of
 from moesim.simulator.planner.space import (

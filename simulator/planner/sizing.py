@@ -20,12 +20,11 @@ from moesim.hwmodels.confidence import Confidence
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.hwmodels.validation import nearest
-from moesim.simulator.common.processes import without_cyclic_collection
+from moesim.simulator.common.processes import engine_processes, outcomes, without_cyclic_collection
 from moesim.simulator.engine.records import step_time_s
 from moesim.simulator.layout.job import resolve
 from moesim.simulator.model.counts import parameters_mtp, parameters_total
 from moesim.simulator.planner.candidate_search import VariantSearch
-from moesim.simulator.planner.causes import CAUSES, step_causes
 from moesim.simulator.planner.goal import Goal, OnProgress, front, no_progress, rising
 from moesim.simulator.planner.hardware import (
     PAYMENTS,
@@ -37,9 +36,8 @@ from moesim.simulator.planner.hardware import (
     price_under,
     sizes_by_rule,
 )
-from moesim.simulator.planner.processes import engine_processes, outcomes
 from moesim.simulator.planner.refusals import AT_RISK, FULL, NO_HEADROOM, Refusal
-from moesim.simulator.planner.result import PlanRow
+from moesim.simulator.planner.result import CAUSES, PlanRow, step_causes
 from moesim.simulator.planner.search import own_plan, space_of_plan
 from moesim.simulator.planner.sized import (
     WINS,

@@ -16,7 +16,7 @@ import numpy as np
 
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.validation import nearest
-from moesim.simulator.planner.processes import engine_processes, outcomes
+from moesim.simulator.common.processes import engine_processes, outcomes
 from moesim.simulator.scenario import AnyScenario, Scenario, load_scenario
 from moesim.simulator.scenario.defaults import accelerator_named
 from moesim.simulator.scenario.inputs import inputs_of

@@ -335,8 +335,7 @@ def plan(
 
 
 def _print(result: PlanResult) -> None:
-    from moesim.simulator.planner.causes import difference
-    from moesim.simulator.planner.result import place_text, tied_text
+    from moesim.simulator.planner.result import difference, place_text, tied_text
 
     if result.inputs is not None:
         print_text("\n".join([result.inputs.name, *result.inputs.lines(plan=False)]))
