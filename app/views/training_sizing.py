@@ -16,7 +16,7 @@ from moesim.app.texts import escaped, money
 from moesim.app.views.hardware import PAID
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.yaml_io import shipped_names
-from moesim.simulator.planner.hardware import PAYMENTS, listed_sizes
+from moesim.simulator.planner.hardware import PAYMENTS
 from moesim.simulator.planner.sized import (
     SIZED_HEADS,
     WINS,
@@ -26,6 +26,7 @@ from moesim.simulator.planner.sized import (
     SizingSearch,
     bend_text,
     limits_text,
+    listed_sizes,
     sized_cells,
     sized_text,
 )

@@ -13,14 +13,12 @@ from moesim.hwmodels.cluster import Cluster, list_clusters, load_cluster
 from moesim.hwmodels.confidence import Confidence
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.frozen import Frozen
-from moesim.hwmodels.node import Node, load_node, part_of_node
+from moesim.hwmodels.node import Node
 from moesim.hwmodels.price import RentChoice, Term, list_prices, list_purchases, load_prices, load_purchase
 from moesim.hwmodels.provenance import SourcedUsdPerHour
 from moesim.hwmodels.validation import nearest
 from moesim.simulator.common.tables import Row, TableResult
-from moesim.simulator.common.texts import parse_integers
 from moesim.simulator.memory.gpu import Verdict
-from moesim.simulator.model.counts import parameters_mtp, parameters_total
 from moesim.simulator.planner.goal import OnProgress, no_progress, scaled
 from moesim.simulator.planner.result import PlanRow
 from moesim.simulator.planner.search import plan
@@ -29,7 +27,7 @@ from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.work_size import Band
 from moesim.simulator.run.report import rates
 from moesim.simulator.scenario import AnyScenario, Scenario, load_scenario
-from moesim.simulator.scenario.defaults import network_of, node_of, paid_share, with_default_price
+from moesim.simulator.scenario.defaults import network_of, paid_share, with_default_price
 from moesim.simulator.scenario.inputs import Inputs, inputs_of
 from moesim.simulator.scenario.run_plan import Price, RunPlan
 from moesim.simulator.schedules import SCHEDULES
@@ -113,67 +111,6 @@ def _network(cluster: Cluster, nodes: int) -> str | None:
             f"{nodes:,} nodes of {cluster.name} cannot be joined: its network {cluster.network.name} has no "
             f"room for them, and no other is known ({error})"
         ) from None
-
-
-# -- sizes -------------------------------------------------------------------------------------------
-# The same job on other numbers of accelerators.
-
-SIZE_KEYS = ("cluster.nodes", "cluster.gpus")
-"""Keys that a sizing varies."""
-DOUBLINGS = 6
-"""Sizes by rule, each twice the one before."""
-LEAST_BYTES_PER_PARAMETER = 12.0
-"""What all GPUs together hold of a parameter at least: weight, gradient and two moments of 16 bits, and a
-master weight of 32 bits (eqs. M1 to M3). Sizes by rule begin where that fits."""
-MOST_GPUS = 1 << 20
-
-
-def at_size(scenario: Scenario, accelerator: str | None, key: str, value: int) -> Scenario:
-    """The scenario on `value` nodes or GPUs (`key`) of an accelerator with its usual node and network.
-
-    None, and the scenario's own accelerator, keep its cluster and change the size alone. Raises InputError
-    for a size that is no whole number of nodes (or a part of one), and that no network joins.
-    """
-    own = scenario.machine
-    other = accelerator is not None and accelerator != own.accelerator.name
-    node = load_node(node_of(str(accelerator))) if other else own.node
-    nodes, part = value, key == "cluster.gpus" and value < node.n_gpus
-    if key == "cluster.gpus":
-        nodes = 1 if part else whole_nodes(node, value)
-    if other:
-        size = {"nodes": nodes, "gpus": value} if part else {"nodes": nodes}
-        return scenario.replace(cluster={"accelerator": accelerator, **size})
-    if part:
-        single = own.model_copy(update={"node": part_of_node(node, value), "nodes": 1})
-        return scenario.model_copy(update={"cluster": single})
-    return on_cluster(scenario, own.name, nodes * node.n_gpus)
-
-
-def sizes_by_rule(scenario: Scenario) -> tuple[int, ...]:
-    """Doubling numbers of GPUs, from the first whose memory holds `LEAST_BYTES_PER_PARAMETER`."""
-    trained = parameters_total(scenario.shape) + parameters_mtp(scenario.shape)
-    least = trained * LEAST_BYTES_PER_PARAMETER / scenario.machine.accelerator.hbm_bytes
-    first = scenario.machine.node.n_gpus
-    while first < least:
-        first *= 2
-    return tuple(first << k for k in range(DOUBLINGS) if first << k <= MOST_GPUS)
-
-
-def listed_sizes(values: str | int | Sequence[int], key: str) -> tuple[int, ...]:
-    """Sizes of an expression (`64..1024:x2`), a number or a list. Raises InputError for one below 1."""
-    numbers = parse_integers(values, key) if isinstance(values, str) else values
-    numbers = (numbers,) if isinstance(numbers, int) else tuple(numbers)
-    for number in numbers:
-        if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MOST_GPUS:
-            raise InputError(
-                f"{key}={number!r} is no size: write whole numbers from 1 to {MOST_GPUS:,}, such as "
-                "64..1024:x2",
-                key=key,
-                nearest=(1,),
-            )
-    if not numbers:
-        raise InputError(f"{key} is an empty list: no size is left", key=key)
-    return tuple(sorted(set(numbers)))
 
 
 # -- payment -----------------------------------------------------------------------------------------

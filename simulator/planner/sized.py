@@ -1,4 +1,4 @@
-"""Results of a sizing: sizes with their best plans, the sides of a limit, the frontier and scaling curves."""
+"""Sizes of a training job: the scenario at each, the plans that are searched there, and the results."""
 
 from __future__ import annotations
 
@@ -9,15 +9,21 @@ from typing import Literal
 from pydantic import Field
 
 from moesim.hwmodels.confidence import Confidence
-from moesim.hwmodels.errors import InfeasibleError
+from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.frozen import Frozen
+from moesim.hwmodels.node import load_node, part_of_node
 from moesim.hwmodels.provenance import SourcedUsdPerHour
 from moesim.hwmodels.summary_text import short, table_lines
 from moesim.simulator.common.tables import Row, TableResult
+from moesim.simulator.common.texts import parse_integers
 from moesim.simulator.memory.gpu import Verdict
-from moesim.simulator.planner.hardware import Payment
+from moesim.simulator.model.counts import expert_parameters, parameters_mtp, parameters_total
+from moesim.simulator.planner.hardware import Payment, narrow_space, on_cluster, whole_nodes
+from moesim.simulator.planner.search import own_plan, space_of_plan
+from moesim.simulator.planner.space import LISTS, PlanSpace
 from moesim.simulator.predict.work_size import Band
-from moesim.simulator.scenario.defaults import Default
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.defaults import Default, node_of
 from moesim.simulator.scenario.inputs import Inputs
 
 SizingSearch = Literal["narrow", "whole", "own"]
@@ -29,6 +35,129 @@ BRIEF = 240
 """Characters of a reason in a table."""
 COMMUNICATION = ("waiting for communication", "gradients and parameters over the network")
 """Mechanisms of a step that are exposed communication."""
+
+
+# -- sizes -------------------------------------------------------------------------------------------
+# The same job on other numbers of accelerators.
+
+SIZE_KEYS = ("cluster.nodes", "cluster.gpus")
+"""Keys that a sizing varies."""
+DOUBLINGS = 6
+"""Sizes by rule, each twice the one before."""
+LEAST_BYTES_PER_PARAMETER = 12.0
+"""What all GPUs together hold of a parameter at least: weight, gradient and two moments of 16 bits, and a
+master weight of 32 bits (eqs. M1 to M3). Sizes by rule begin where that fits."""
+MOST_GPUS = 1 << 20
+
+
+def at_size(scenario: Scenario, accelerator: str | None, key: str, value: int) -> Scenario:
+    """The scenario on `value` nodes or GPUs (`key`) of an accelerator with its usual node and network.
+
+    None, and the scenario's own accelerator, keep its cluster and change the size alone. Raises InputError
+    for a size that is no whole number of nodes (or a part of one), and that no network joins.
+    """
+    own = scenario.machine
+    other = accelerator is not None and accelerator != own.accelerator.name
+    node = load_node(node_of(str(accelerator))) if other else own.node
+    nodes, part = value, key == "cluster.gpus" and value < node.n_gpus
+    if key == "cluster.gpus":
+        nodes = 1 if part else whole_nodes(node, value)
+    if other:
+        size = {"nodes": nodes, "gpus": value} if part else {"nodes": nodes}
+        return scenario.replace(cluster={"accelerator": accelerator, **size})
+    if part:
+        single = own.model_copy(update={"node": part_of_node(node, value), "nodes": 1})
+        return scenario.model_copy(update={"cluster": single})
+    return on_cluster(scenario, own.name, nodes * node.n_gpus)
+
+
+def sizes_by_rule(scenario: Scenario) -> tuple[int, ...]:
+    """Doubling numbers of GPUs, from the first whose memory holds `LEAST_BYTES_PER_PARAMETER`."""
+    trained = parameters_total(scenario.shape) + parameters_mtp(scenario.shape)
+    least = trained * LEAST_BYTES_PER_PARAMETER / scenario.machine.accelerator.hbm_bytes
+    first = scenario.machine.node.n_gpus
+    while first < least:
+        first *= 2
+    return tuple(first << k for k in range(DOUBLINGS) if first << k <= MOST_GPUS)
+
+
+def listed_sizes(values: str | int | Sequence[int], key: str) -> tuple[int, ...]:
+    """Sizes of an expression (`64..1024:x2`), a number or a list. Raises InputError for one below 1."""
+    numbers = parse_integers(values, key) if isinstance(values, str) else values
+    numbers = (numbers,) if isinstance(numbers, int) else tuple(numbers)
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MOST_GPUS:
+            raise InputError(
+                f"{key}={number!r} is no size: write whole numbers from 1 to {MOST_GPUS:,}, such as "
+                "64..1024:x2",
+                key=key,
+                nearest=(1,),
+            )
+    if not numbers:
+        raise InputError(f"{key} is an empty list: no size is left", key=key)
+    return tuple(sorted(set(numbers)))
+
+
+def sizing_space(scenario: Scenario, wanted: PlanSpace, search: SizingSearch) -> PlanSpace:
+    """The plans that are searched at one size: what the space states, else by the kind of search.
+
+    `narrow` is `narrow_space` with one sequence a micro-batch (or the scenario's), at least two layers a
+    stage, and without gpipe, which has the bubble of 1f1b and more in memory. Models with experts have at
+    most twice the scenario's TP, and no EP with which the experts alone fill the memory. `own` keeps the
+    scenario's plan, so that only data parallelism changes, even where its memory is at risk.
+    """
+    stated = {key: getattr(wanted, key) for key in (*LISTS, "headroom") if getattr(wanted, key) is not None}
+    if search == "own":
+        layout = "balanced" if scenario.stages.layers is None else "scenario"
+        own = space_of_plan(scenario, own_plan(scenario), {})
+        return own.model_copy(update={"layout": layout, "headroom": 0.0} | stated)
+    base = PlanSpace(precision=(scenario.precision,))
+    if search == "narrow":
+        gpus, narrow = scenario.machine.n_gpus, narrow_space(scenario)
+        most = max(scenario.parallel.pp, scenario.shape.n_layers // 2)
+        base = narrow.model_copy(
+            update={
+                **_degrees_of_experts(scenario, most),
+                "microbatch": tuple(sorted({1, scenario.parallel.microbatch})),
+                "pp": tuple(pp for pp in range(1, min(gpus, most) + 1) if gpus % pp == 0),
+                "schedule": tuple(name for name in narrow.schedule or () if name != "gpipe"),
+            }
+        )
+    return base.model_copy(update={"layout": wanted.layout} | stated)
+
+
+def _degrees_of_experts(scenario: Scenario, stages: int) -> dict[str, tuple[int, ...]]:
+    """TP and EP that a narrow search tries for a model with experts; nothing for any other model.
+
+    `stages`: most pipeline stages. An expert's weights, and its gradients where they are not sharded, have at
+    least 16 bits.
+    """
+    shape, own = scenario.shape, scenario.parallel
+    if shape.moe is None:
+        return {}
+    experts, node = shape.moe.experts, scenario.machine.node.n_gpus
+    routed = sum(shape.is_moe_layer(layer) for layer in range(shape.n_layers))
+    bytes_each = 4.0 if own.zero_stage < 2 else 2.0 if own.zero_stage == 2 else 0.0
+    held = expert_parameters(shape) * experts * routed * bytes_each
+    room = scenario.machine.accelerator.hbm_bytes * stages * own.expert_tp
+    eps = tuple(ep for ep in range(1, experts + 1) if experts % ep == 0 and held <= room * ep)
+    tps = tuple(1 << k for k in range(node.bit_length()) if 1 << k <= min(node, 2 * own.tp))
+    return {"tp": tuple(sorted({*tps, own.tp})), "ep": eps or (experts,)}
+
+
+def divides(scenario: Scenario, space: PlanSpace, gpus: int) -> bool:
+    """Whether some degrees of a space split GPUs and batch evenly, which costs no prices."""
+    sequences = scenario.batch.sequences
+    for tp in space.tp or (1, 2, 4, 8):
+        for cp in space.cp or (1, 2, 4, 8):
+            for pp in space.pp or range(1, scenario.shape.n_layers + 1):
+                copies, rest = divmod(gpus, tp * cp * pp)
+                if not rest and any(sequences % (copies * size) == 0 for size in space.microbatch or (1,)):
+                    return True
+    return False
+
+
+# -- results -----------------------------------------------------------------------------------------
 
 
 class SizedPlan(Frozen):

@@ -428,7 +428,7 @@ class Sized:
         A space that varies other scenario keys beside the size is searched as a whole, unless accelerators
         are named. Raises InputError for an empty name.
         """
-        from moesim.simulator.planner.hardware import SIZE_KEYS
+        from moesim.simulator.planner.sized import SIZE_KEYS
 
         names = () if accelerators is None else tuple(name.strip() for name in accelerators.split(","))
         if accelerators is not None and not all(names):

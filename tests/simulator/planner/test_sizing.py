@@ -9,8 +9,7 @@ import pytest
 
 import moesim
 from moesim.hwmodels.errors import InfeasibleError, InputError
-from moesim.simulator.planner.hardware import at_size, listed_sizes, sizes_by_rule
-from moesim.simulator.planner.sized import Sizing
+from moesim.simulator.planner.sized import Sizing, at_size, listed_sizes, sizes_by_rule
 from moesim.simulator.planner.sizing import size
 
 JOB = (
