@@ -362,8 +362,8 @@ def sized_cells(row: SizedPlan) -> list[str]:
         f"{row.step_time_s:.4g}{'' if row.source == 'simulated' else '*'}",
         f"{row.days:.1f}",
         "" if days is None else f"{days.p10:.1f}-{days.p90:.1f}",
-        "no price" if row.cost_usd is None else f"{row.cost_usd / 1e6:.2f}",
-        "" if cost is None else f"{cost.p10 / 1e6:.2f}-{cost.p90 / 1e6:.2f}",
+        "no price" if row.cost_usd is None else f"{row.cost_usd / 1e6:#.3g}",
+        "" if cost is None else f"{cost.p10 / 1e6:#.3g}-{cost.p90 / 1e6:#.3g}",
         "" if row.tokens_per_usd is None else short(row.tokens_per_usd),
         short(row.gpu_hours),
     ]

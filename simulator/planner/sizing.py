@@ -115,7 +115,8 @@ def _reason(refused: Sequence[Refusal], legal: int) -> str:
     """The nearest miss of the memory where plans are legal, else the most frequent reason."""
     memory = [row for row in refused if row.reason in (FULL, AT_RISK, NO_HEADROOM)]
     rows = memory if legal and memory else refused
-    return "; ".join(f"{row.reason} ({row.example})" for row in rows[:2]) or "no plan is legal"
+    said = (row.example if ": " in row.example else f"{row.reason} ({row.example})" for row in rows[:2])
+    return "; ".join(said) or "no plan is legal"
 
 
 def _measure(asked: tuple[Scenario, bool]) -> _Measured | str:
