@@ -202,7 +202,7 @@ def test_plan_says_its_head_room_and_what_it_keeps(run: Callable[..., Any], smal
     assert other["ranked"][0]["precision"] == "fp8" and other["headroom"] == 0.0
 
 
-SIZES = ("--vary", "cluster.nodes=1,2,3", "--search", "own", "--workers", "1", "--headroom", "0")
+SIZES = ("--vary", "cluster.nodes=4,6,8", "--search", "own", "--workers", "1", "--headroom", "0")
 
 
 def test_a_space_file_and_vary_size_alike_and_the_best_is_written(
@@ -212,7 +212,7 @@ def test_a_space_file_and_vary_size_alike_and_the_best_is_written(
     by_option = run("plan", scenario, *SIZES, "--objective", "gpus", "--json", "-o", "best.yaml")
     assert by_option.code == 0, by_option.err
     sizing = json.loads(by_option.out)
-    (tmp_path / "sizes.yaml").write_text("variants: {cluster.nodes: '1..3'}\n")
+    (tmp_path / "sizes.yaml").write_text("variants: {cluster.nodes: '4..8:2'}\n")
     by_file = run("plan", scenario, "--space", "sizes.yaml", *SIZES[2:], "--objective", "gpus", "--json")
     assert json.loads(by_file.out) == sizing
     assert load_scenario("best.yaml").machine.n_gpus == sizing["winners"]["gpus"]["n_gpus"]
