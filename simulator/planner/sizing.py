@@ -465,8 +465,6 @@ def size(
         ("curve", curve, get_args(Curve)),
     )
     _check(loaded, (*words, ("search", search, get_args(SizingSearch))))
-    if nodes is not None and gpus is not None:
-        raise InputError("size: give nodes or gpus, not both")
     goal = Goal(top=1, deadline_days=deadline_days, budget_usd=budget_usd)
     goal.check_limits()
     wanted = with_headroom(load_space(space), headroom)
@@ -478,6 +476,28 @@ def size(
     named = dict.fromkeys(map(accelerator_named, accelerators))
     names: tuple[str | None, ...] = tuple(named) or (None,)
     say = rising(progress or no_progress)
+    asked = _asked(loaded, names, nodes, gpus)
+    with engine_processes(workers) as pool:
+        sizer = _Sizer(loaded, goal, payment, search, wanted, pool, say)
+        sizer.price(asked, lambda share, text: say(0.75 * share, text))
+        if (nodes is None and gpus is None) or not sizer.winners():
+            sizer.close_in(names)
+        plain = [name or loaded.machine.accelerator.name for name in names]
+        sizer.settle(objective, plain)
+        curves = _curves(sizer, asked, plain, curve)
+    say(1.0, "sized")
+    return _finished(sizer, objective, plain, curves)
+
+
+def _asked(
+    scenario: Scenario,
+    names: Sequence[str | None],
+    nodes: str | int | Sequence[int] | None,
+    gpus: str | int | Sequence[int] | None,
+) -> list[tuple[str | None, str, int]]:
+    """The sizes to try as (accelerator, key, value): those that are stated, or those by rule."""
+    if nodes is not None and gpus is not None:
+        raise InputError("size: give nodes or gpus, not both")
     asked: list[tuple[str | None, str, int]] = []
     stated = nodes if gpus is None else gpus
     for name in names:
@@ -485,18 +505,9 @@ def size(
             key = SIZE_KEYS[nodes is None]
             asked += [(name, key, value) for value in listed_sizes(stated, key)]
         else:
-            there = loaded if name is None else at_size(loaded, name, "cluster.nodes", 1)
+            there = scenario if name is None else at_size(scenario, name, "cluster.nodes", 1)
             asked += [(name, "cluster.gpus", value) for value in sizes_by_rule(there)]
-    with engine_processes(workers) as pool:
-        sizer = _Sizer(loaded, goal, payment, search, wanted, pool, say)
-        sizer.price(asked, lambda share, text: say(0.75 * share, text))
-        if stated is None or not sizer.winners():
-            sizer.close_in(names)
-        plain = [name or loaded.machine.accelerator.name for name in names]
-        sizer.settle(objective, plain)
-        curves = _curves(sizer, asked, plain, curve)
-    say(1.0, "sized")
-    return _finished(sizer, objective, plain, curves)
+    return asked
 
 
 def _curves(
