@@ -545,7 +545,9 @@ def _finished(
     best = [sizer.winners(name).get(objective) for name in names]
     priced = [point for point in points if point.cost_usd is not None]
     kept = front([(point.days, point.cost_usd or 0.0) for point in priced])
-    notes = ["days and cost count the stops of the run; intervals are those of the step (eq. U2)"]
+    defaults = with_default_stops(sizer.scenario)[1]
+    stops = "count the stops" if defaults or sizer.scenario.run.interrupted else "are those without stops"
+    notes = [f"days and cost {stops} of the run; intervals are those of the step (eq. U2)"]
     notes += ["* closed form, within 3 % of the engine for 95 of 100 plans"]
     levels = {(point.accelerator, point.profile, point.confidence) for point in points if point.confidence}
     notes += [
@@ -570,6 +572,6 @@ def _finished(
         frontier=tuple(sorted((priced[n] for n in kept), key=by_days)),
         nearest=() if winners else sizer.nearest(),
         curves=curves,
-        defaults=with_default_stops(sizer.scenario)[1],
+        defaults=defaults,
         notes=tuple(notes),
     )
