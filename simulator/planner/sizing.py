@@ -52,8 +52,7 @@ from moesim.simulator.planner.sized import (
 from moesim.simulator.planner.space import PlanSpace, load_space, with_headroom
 from moesim.simulator.predict.driver import predict
 from moesim.simulator.predict.work_size import Band
-from moesim.simulator.run.failures import interruptions
-from moesim.simulator.run.simulate_run import steps_for
+from moesim.simulator.run.simulate_run import interruptions, steps_for
 from moesim.simulator.scenario import AnyScenario, Scenario, load_scenario
 from moesim.simulator.scenario.defaults import accelerator_named
 from moesim.simulator.scenario.inputs import CLOSED_FORM, EVENTS, inputs_of
@@ -133,16 +132,16 @@ def _measure(asked: tuple[Scenario, bool]) -> _Measured | str:
     )
 
 
-def _wall_s(scenario: Scenario, work_s: float) -> float:
-    """Expected seconds of the run with its stops (eq. J5); inf for a run that practically never ends."""
+def _wall_s(scenario: Scenario, work_s: float, step_s: float, microbatches: int) -> float:
+    """Expected seconds of the run with its stops (eqs. J5 and J12); inf for one that practically never ends.
+
+    `microbatches`: those of a step in all pipelines. Raises InputError for stops that this size cannot have.
+    """
     stopped, _ = with_default_stops(scenario)
     job = resolve(stopped)
     trained = parameters_total(job.shape) + parameters_mtp(job.shape)
-    stops = interruptions(stopped.run, job.cluster, trained, stopped.recipe)
-    return stops.expected_seconds([work_s])
-
-
-# -- the sizes of an accelerator -----------------------------------------------------------------------
+    stops = interruptions(stopped.run, job.cluster, trained, stopped.recipe, microbatches)
+    return stops.expected_seconds([work_s], [step_s])
 
 
 # -- the search over sizes -----------------------------------------------------------------------------
@@ -225,10 +224,13 @@ class _Sizer:
         batch, cluster = scenario.batch, scenario.machine
         tokens = scenario.run.tokens
         work_s = steps_for(tokens, batch.sequences, batch.sequence_length) * seconds
-        wall_s = _wall_s(scenario, work_s)
-        if not isfinite(wall_s):
+        try:
+            wall_s = _wall_s(scenario, work_s, seconds, batch.sequences // scenario.parallel.microbatch)
+            if not isfinite(wall_s):
+                raise InputError("the run never finishes: it stops before it can save")
+        except InputError as error:
             self.sizes.pop(place, None)
-            self.illegal[place[0], f"{place[1]:,}"] = "the run never finishes: it stops before it can save"
+            self.illegal[place[0], f"{place[1]:,}"] = str(error)
             return
         price, problem = None, ""
         try:
