@@ -310,9 +310,7 @@ class _Sizer:
         tried = {n for a, n in self.sizes if a == accelerator}
         refused = {size for a, size in self.illegal if a == accelerator}
         there = self.sizes[accelerator, known.n_gpus].row.scenario
-        space = sizing_space(there, self.wanted, self.search)
-        if self.search != "own":  # the degrees of another number of GPUs
-            space = space.model_copy(update={"pp": self.wanted.pp})
+        space = self._any_size(there)
         for nodes in sorted(range(low + 1, high), key=lambda n: (abs(n - need), n)):
             gpus = nodes * per_node
             if gpus in tried or {f"{gpus:,}", f"{nodes:,} nodes of"} & refused:
@@ -320,6 +318,14 @@ class _Sizer:
             if divides(self.scenario, space, gpus):
                 return name, "cluster.nodes", nodes
         return None
+
+    def _any_size(self, there: Scenario) -> PlanSpace:
+        """The space of one size with the pipeline degrees of any other."""
+        space = sizing_space(there, self.wanted, self.search)
+        if self.search != "narrow" or self.wanted.pp is not None:
+            return space if self.search == "own" else space.model_copy(update={"pp": self.wanted.pp})
+        most = max(there.parallel.pp, there.shape.n_layers // 2)
+        return space.model_copy(update={"pp": tuple(range(1, most + 1))})
 
     def _sides(self, accelerator: str) -> tuple[SizedPlan | None, SizedPlan | None]:
         """(largest size that misses the deadline below the smallest that keeps it, that smallest one)."""
@@ -339,8 +345,7 @@ class _Sizer:
         if misses is not None and keeps is not None:
             per_node = keeps.n_gpus // keeps.nodes
             there = self.sizes[accelerator, keeps.n_gpus].row.scenario
-            space = sizing_space(there, self.wanted, self.search)
-            space = space if self.search == "own" else space.model_copy(update={"pp": self.wanted.pp})
+            space = self._any_size(there)
             whole = range(misses.n_gpus + per_node, keeps.n_gpus, per_node)
             open_ = [gpus for gpus in whole if divides(self.scenario, space, gpus)]
             refused = [gpus for gpus in open_ if (accelerator, f"{gpus:,}") in self.illegal]
