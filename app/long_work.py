@@ -18,6 +18,7 @@ from moesim.app.tray import JobOrigin, TrayEntry, tray
 TITLES: Mapping[str, str] = {
     "plan": "Plan search",
     "serving plan": "Serving sizing",
+    "training sizing": "Training sizing",
     "repair": "Nearest plan that fits",
     "sweep": "Sweep",
     "fleet plan": "Fleet search",

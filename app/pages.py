@@ -27,6 +27,7 @@ PAGES = [
     ("trace", "Trace", ":material/query_stats:"),
     ("evidence", "Evidence", ":material/fact_check:"),
     ("hardware", "Hardware", ":material/memory:"),
+    ("training_sizing", "Training sizing", ":material/expand:"),
     ("curves", "Curves", ":material/ssid_chart:"),
     ("serving", "Serving", ":material/chat:"),
     ("serving_sizing", "Serving sizing", ":material/dns:"),
@@ -36,7 +37,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
     "": ("start",),
     "One step": ("scenario", "result", "timeline", "topology"),
     "Decide": ("planner", "hardware", "compare", "what_if", "curves", "sweep", "fleet"),
-    "The run": ("run_cost",),
+    "The run": ("training_sizing", "run_cost"),
     "Serve": ("serving", "serving_sizing"),
     "Trust": ("evidence", "trace", "calibration"),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +30,8 @@ from moesim.hwmodels.topologies.base import Picture, picture
 from moesim.simulator.planner.hardware import ClusterPlan, Search, on_cluster, plan_on
 from moesim.simulator.planner.result import PlanResult
 from moesim.simulator.planner.search import Repair
+from moesim.simulator.planner.sized import Sizing
+from moesim.simulator.planner.sizing import size
 from moesim.simulator.predict.driver import Check
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.step_events import step_events
@@ -230,6 +232,23 @@ def best_on(
         jobs.admit(there)
     say: Any = progress
     return plan_on(scenario, name, gpus, search=search, progress=say)
+
+
+MOST_SIZES = 48
+"""Sizes, counted for each accelerator, of one job; the command line has no such limit."""
+
+
+def sized(scenario: Scenario, options: Mapping[str, Any], progress: Progress) -> Sizing:
+    """The sizes of a training job within its limits; raises InputError above the dashboard's limits."""
+    count = len(options["gpus"] or ()) * max(1, len(options["accelerators"]))
+    if count > MOST_SIZES:
+        raise InputError(
+            f"{count} sizes are more than the {MOST_SIZES} that the dashboard prices at once; moesim plan "
+            "prices any number"
+        )
+    jobs.admit(scenario)
+    say: Any = progress
+    return size(scenario, **options, progress=say)
 
 
 # -- runs and scores ---------------------------------------------------------------------------------

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import plotly.graph_objects as go
 
-from moesim.app.charts.style import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SERIES, YELLOW, bars, styled
+from moesim.app.charts.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    RED,
+    SERIES,
+    YELLOW,
+    add_points,
+    bars,
+    styled,
+)
 from moesim.simulator.run.report import CauseReport, GpuHours, OutlookRow
 
 OVERHEADS: Mapping[str, tuple[str, str]] = {
@@ -97,3 +110,61 @@ def cost_parts(parts_usd: Mapping[str, float]) -> go.Figure:
     chart = bars(list(parts_usd), values, texts, "%{y}: $%{x:,.0f}<extra></extra>", colours)
     chart.update_xaxes(title="predicted cost (US dollars)", tickprefix="$")
     return styled(chart, 110 + 36 * max(1, len(values)))
+
+
+# -- sizes -------------------------------------------------------------------------------------------
+# Charts of a sizing: cost against days, and the scaling curve.
+
+
+class SizeDot(NamedTuple):
+    """One size: its accelerator, GPUs, days and cost, and whether it is on the frontier."""
+
+    accelerator: str
+    gpus: int
+    days: float
+    usd: float
+    on_front: bool
+
+
+def size_frontier(dots: Sequence[SizeDot], days: float | None, usd: float | None) -> go.Figure:
+    """Cost of the run against its days, a colour for each accelerator, with the frontier and the limits."""
+    chart = go.Figure()
+    front = sorted((dot.days, dot.usd) for dot in dots if dot.on_front)
+    line = {"color": GREY, "dash": "dot"}
+    days_of, usd_of = [x for x, _ in front], [y for _, y in front]
+    add_points(chart, "frontier", days_of, usd_of, {}, "", "lines", line=line, hoverinfo="skip")
+    for number, name in enumerate(dict.fromkeys(dot.accelerator for dot in dots)):
+        own = [dot for dot in dots if dot.accelerator == name]
+        marker = {"size": 10, "color": SERIES[number % len(SERIES)], "symbol": number % 8}
+        add_points(
+            chart, name, [dot.days for dot in own], [dot.usd for dot in own], marker,
+            "%{text} GPUs: %{x:.1f} days, $%{y:,.0f}<extra>" + name + "</extra>", "markers+text",
+            text=[f"{dot.gpus:,}" for dot in own], textposition="top center",
+        )  # fmt: skip
+    if days is not None:
+        chart.add_vline(x=days, line={"color": RED, "dash": "dash"}, annotation_text="deadline")
+    if usd is not None:
+        chart.add_hline(y=usd, line={"color": RED, "dash": "dash"}, annotation_text="budget")
+    chart.update_xaxes(title="days with stops", type="log")
+    chart.update_yaxes(title="cost of the run ($)", type="log")
+    return styled(chart, 420)
+
+
+def scaling(
+    lines: Mapping[str, Sequence[tuple[int, float]]], label: str, ideal_power: float | None
+) -> go.Figure:
+    """A figure against GPUs for each accelerator; with a power, the ideal from the smallest size on."""
+    chart = go.Figure()
+    for number, (name, points) in enumerate(lines.items()):
+        colour = SERIES[number % len(SERIES)]
+        gpus, values = [x for x, _ in points], [y for _, y in points]
+        marker = {"size": 9, "color": colour}
+        hover = f"{name}, %{{x:,}} GPUs: %{{y:.4g}}<extra></extra>"
+        add_points(chart, name, gpus, values, marker, hover, "lines+markers")
+        if ideal_power is not None and points:
+            ideal = [values[0] * (x / gpus[0]) ** ideal_power for x in gpus]
+            line = {"color": colour, "dash": "dot"}
+            add_points(chart, f"{name}, ideal", gpus, ideal, {}, "", "lines", line=line, hoverinfo="skip")
+    chart.update_xaxes(title="GPUs", type="log")
+    chart.update_yaxes(title=label, type="log" if ideal_power is not None else "linear", rangemode="tozero")
+    return styled(chart, 380)

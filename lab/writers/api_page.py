@@ -24,7 +24,10 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("compare", "Comparison", "sweep", "Sweep", "Progress", "neighbours"),
     ),
     ("How sure", ("interval", "sensitivity", "Sensitivity", "Uncertainty")),
-    ("Planning", ("plan", "PlanSpace", "PlanResult", "compare_hardware", "HardwareComparison")),
+    (
+        "Planning",
+        ("plan", "PlanSpace", "PlanResult", "compare_hardware", "HardwareComparison", "size", "Sizing"),
+    ),
     ("Training frameworks", ("trainer", "Trainer", "import_launch", "Understanding")),
     ("The whole run", ("run", "RunReport")),
     ("Serving", ("serve", "ServingResult", "serve_plan", "ServingPlan", "serve_sweep", "ServingSweep")),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import moesim
 from moesim.simulator.planner.result import PlanResult, PlanRow
-from moesim.simulator.planner.causes import difference
+from moesim.simulator.planner.result import difference
 from moesim.simulator.scenario import load_scenario
 
 HOME = "deepseek-v3-2048xh800"

@@ -12,7 +12,7 @@ import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.common.processes import without_cyclic_collection
+from moesim.simulator.common.processes import PATIENCE_S, without_cyclic_collection
 from moesim.simulator.cost.data_parallel import sharded_block
 from moesim.simulator.cost.plan_costs import PlanCosts
 from moesim.simulator.layout.gradient_sync import GradientSync
@@ -26,7 +26,6 @@ from moesim.simulator.planner.closed_form import ACTIONS, LayerSplit, action_sec
 from moesim.simulator.planner.expert_loads import ExpertLoads
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.placements import Placement
-from moesim.simulator.planner.processes import PATIENCE_S
 from moesim.simulator.planner.replay import Key, Pattern
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.parallel import ParallelPlan

@@ -11,11 +11,11 @@ from typing import TypeAlias
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.common.processes import outcomes
 from moesim.simulator.model.recompute import recompute_label
 from moesim.simulator.planner.candidate_search import VariantSearch
 from moesim.simulator.planner.candidates import GIB
 from moesim.simulator.planner.goal import Goal, OnProgress, equal_part, front
-from moesim.simulator.planner.processes import outcomes
 from moesim.simulator.planner.result import PlanRow, PlanStep, precision_name, scenario_of, simulate_plan
 from moesim.simulator.predict.work_size import Band
 from moesim.simulator.scenario import Scenario

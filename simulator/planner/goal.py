@@ -37,9 +37,7 @@ class Goal:
             raise InputError(f"objective={self.objective!r} is not one of {', '.join(names)}")
         if not 1 <= self.top <= 1000:
             raise InputError(f"top={self.top} must lie between 1 and 1000")
-        for key, value in (("deadline_days", self.deadline_days), ("budget_usd", self.budget_usd)):
-            if value is not None and not (isfinite(value) and value > 0):
-                raise InputError(f"{key}={value} must be a finite number above 0")
+        self.check_limits()
         if self.objective == "deadline" and self.deadline_days is None:
             raise InputError("objective=deadline needs deadline_days, the days that the run may take")
         if scenario.fleet is not None:  # the rest is checked pool by pool
@@ -54,6 +52,12 @@ class Goal:
             scenario.machine.usd_per_gpu_hour  # noqa: B018 - raises, with the remedy
         if self.objective == "energy":
             scenario.machine.accelerator.tdp_w  # noqa: B018 - raises if the power limit is unknown
+
+    def check_limits(self) -> None:
+        """Raise InputError for a deadline or a budget that is not a finite number above 0."""
+        for key, value in (("deadline_days", self.deadline_days), ("budget_usd", self.budget_usd)):
+            if value is not None and not (isfinite(value) and value > 0):
+                raise InputError(f"{key}={value} must be a finite number above 0")
 
     def most_step_s(self, scenario: Scenario, usd_per_hour: float | None) -> float:
         """Longest step (s) that keeps deadline and budget.

@@ -13,6 +13,7 @@ from moesim.hwmodels.cluster import Cluster, list_clusters, load_cluster
 from moesim.hwmodels.confidence import Confidence
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.frozen import Frozen
+from moesim.hwmodels.node import Node
 from moesim.hwmodels.price import (
     RentChoice,
     RentPrice,
@@ -72,7 +73,7 @@ def on_cluster(scenario: Scenario, name: str, gpus: int | None = None) -> Scenar
     no whole number of nodes or that no shipped network joins.
     """
     own, cluster = own_cluster(scenario, name), machine_of(scenario, name)
-    nodes = cluster.nodes if gpus is None else whole_nodes(cluster, gpus)
+    nodes = cluster.nodes if gpus is None else whole_nodes(cluster.node, gpus)
     changes: dict[str, Any] = {} if own else {"cluster": name}
     if nodes != cluster.nodes:
         changes["cluster.nodes"] = nodes
@@ -82,15 +83,15 @@ def on_cluster(scenario: Scenario, name: str, gpus: int | None = None) -> Scenar
     return scenario.replace(**changes) if changes else scenario
 
 
-def whole_nodes(cluster: Cluster, gpus: int) -> int:
+def whole_nodes(node: Node, gpus: int) -> int:
     """Number of nodes with exactly this many accelerators; raises InputError where none is."""
-    per_node = cluster.node.n_gpus
+    per_node = node.n_gpus
     nodes, rest = divmod(gpus, per_node)
     if rest or not nodes:
         near = sorted({max(1, nodes) * per_node, (nodes + 1) * per_node})
         numbers = " and ".join(f"{number:,}" for number in near)
         raise InputError(
-            f"{gpus:,} {cluster.accelerator.name} are not a whole number of nodes, as a node has "
+            f"{gpus:,} {node.accelerator.name} are not a whole number of nodes, as a node has "
             f"{per_node:,} of them; near to it {'is' if len(near) == 1 else 'are'} {numbers}",
             key="gpus",
             nearest=near,

@@ -14,7 +14,7 @@ from math import isfinite
 from typing import Any
 
 from moesim.hwmodels.errors import InfeasibleError, InputError
-from moesim.simulator.common.processes import without_cyclic_collection
+from moesim.simulator.common.processes import engine_processes, outcomes, without_cyclic_collection
 from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.layout.job import resolve
 from moesim.simulator.planner.candidate_search import VariantSearch
@@ -29,12 +29,10 @@ from moesim.simulator.planner.engine_stage import (
 from moesim.simulator.planner.fleet.simulate import plan_fleet
 from moesim.simulator.planner.goal import Goal, OnProgress, equal_part, no_progress, rising, scaled
 from moesim.simulator.planner.placements import IN_ORDER
-from moesim.simulator.planner.processes import engine_processes, outcomes
 from moesim.simulator.planner.refusals import AT_RISK, Refusals, refusal_text
 from moesim.simulator.planner.result import PlanResult, PlanRow, PlanStep, TrainerVerdict, scenario_of
 from moesim.simulator.planner.space import (
     PlanSpace,
-    Space,
     headroom_sentence,
     kept_as_stated,
     load_space,
@@ -308,9 +306,12 @@ def nearest_plans(
             for number, free in enumerate(keys):
                 share = (count - 1 + number / len(keys)) / MOST_CHANGES
                 say(share, f"plans that change {' and '.join(free)}")
-                space = _space(scenario, whole, own, free)
-                if space is None:
+                values = {key: tuple(v for v in getattr(whole, key) if v != own[key]) for key in free}
+                if not all(values.values()) or not {*values.get("schedule", ()), own["schedule"]} <= {
+                    *SCHEDULES
+                }:
                     continue
+                space = space_of_plan(scenario, own, values)
                 with suppress(InputError, InfeasibleError):  # no plan of this space is legal and fits
                     search = VariantSearch({}, scenario, space, goal, no_progress)
                     if len(search.candidates.bound):
@@ -333,18 +334,12 @@ def own_plan(scenario: Scenario) -> dict[str, Any]:
     return {**own, "recompute": scenario.recompute, "schedule": scenario.schedule}
 
 
-def _space(scenario: Scenario, whole: Space, own: Mapping[str, Any], free: Sequence[str]) -> PlanSpace | None:
-    """The plans in which exactly the free keys differ from the scenario's own; None where there are none."""
-    values = {
-        key: tuple(value for value in getattr(whole, key) if value != own[key])
-        if key in free
-        else (own[key],)
-        for key in REPAIRED
-    }
-    if not all(values.values()) or not set(values["schedule"]) <= set(SCHEDULES):
-        return None
+def space_of_plan(
+    scenario: Scenario, own: Mapping[str, Any], free: Mapping[str, tuple[Any, ...]]
+) -> PlanSpace:
+    """The scenario's own plan (`own_plan`), with the values of the `free` keys in place of its own."""
     return PlanSpace(
-        **values,
+        **{key: free.get(key, (own[key],)) for key in REPAIRED},
         precision=(scenario.precision,),
         sms=(scenario.communication.sms,),
         expert_tp=(scenario.parallel.expert_tp,),

@@ -15,7 +15,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import load_mapping
-from moesim.simulator.common.texts import key_and_text, parse_integers, value_of
+from moesim.simulator.common.texts import key_and_text, parse_integers, parse_values, value_of
 from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.frameworks.registry import NONE
 from moesim.simulator.layout.stages import MOST_WITHOUT_LAYERS
@@ -41,6 +41,16 @@ def _expanded(value: Any, info: ValidationInfo) -> Any:
         except InputError as error:
             raise ValueError(str(error)) from None
     return (value,) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _values(value: Any) -> Any:
+    """The values of each variant, of which an expression such as "64..1024:x2" stands for a list."""
+    if not isinstance(value, dict):
+        return value
+    try:
+        return {key: parse_values(v, str(key)) if isinstance(v, str) else v for key, v in value.items()}
+    except InputError as error:
+        raise ValueError(str(error)) from None
 
 
 def _listed(value: Any) -> Any:
@@ -96,7 +106,7 @@ class PlanSpace(Frozen):
     headroom: float | None = Field(None, ge=0.0, lt=1.0, allow_inf_nan=False)
     """None: no plan at risk, so that what framework and allocator may reserve fits too (eq. M10); else the
     share of the memory that the bytes in use leave free."""
-    variants: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
+    variants: Annotated[dict[str, tuple[Any, ...]], BeforeValidator(_values)] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _nothing_empty(self) -> PlanSpace:
@@ -138,23 +148,27 @@ def varied(space: PlanSpace, texts: Sequence[str]) -> PlanSpace:
 
     Raises InputError for an unknown key, one that the space already has, and malformed values.
     """
-    known: dict[str, Any] = {key: getattr(space, key) for key in space.model_fields_set}
+    known: dict[str, Any] = {key: getattr(space, key) for key in space.model_fields_set - {"variants"}}
+    variants = dict(space.variants)
     for text in texts:
         key, values = key_and_text(text, "--vary", "KEY=VALUES, for example precision=bf16,fp8")
-        if key not in LISTS:
+        if key not in LISTS and "." not in key:
             raise InputError(
-                f"--vary {key}: no key of a space{nearest(key, list(LISTS))}; other scenario keys belong "
-                "under variants in a file for --space"
+                f"--vary {key}: no key of a space{nearest(key, list(LISTS))}; other scenario keys have a "
+                "dotted path, such as cluster.nodes"
             )
-        if key in known:
+        if key in known or key in variants:
             raise InputError(
                 f"--vary {key} is given twice, or beside the same key of --space; give one of them"
             )
+        if key not in LISTS:
+            variants[key] = parse_values(values, f"--vary {key}")
+            continue
         as_yaml = values.lstrip().startswith("[")
         names = tuple(name.strip() for name in values.split(","))
         whole = key in ("schedule", "recompute", "precision", "placement")
         known[key] = value_of(text, "--vary") if as_yaml else names if whole else values
-    return validate_model(PlanSpace, known, "--vary") if texts else space
+    return validate_model(PlanSpace, {**known, "variants": variants}, "--vary") if texts else space
 
 
 def with_headroom(space: PlanSpace, headroom: float | None) -> PlanSpace:

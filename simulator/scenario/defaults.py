@@ -175,6 +175,25 @@ def has_node(accelerator: str) -> bool:
     return accelerator in _data().nodes or accelerator in _nodes()
 
 
+def accelerator_named(text: str) -> str:
+    """The accelerator that a name or its short form means: `h100` is h100-sxm.
+
+    Raises InputError for a name that none or several of the accelerators with a shipped node have.
+    """
+    known = sorted({*_data().nodes, *_nodes()})
+    names = [name for name in known if name == text]
+    names = names or [name for name in known if name in (f"{text}-sxm", f"{text}-oam")]
+    names = names or [name for name in known if name.startswith(f"{text}-")]
+    if len(names) != 1:
+        several = f"; it may be {', '.join(names)}" if names else nearest(text, known)
+        raise InputError(
+            f"accelerator {text!r} is not known{several}; known: {', '.join(known)}",
+            key="accelerators",
+            nearest=names,
+        )
+    return names[0]
+
+
 @lru_cache(maxsize=1)
 def _nodes() -> dict[str, str]:
     nodes = [load_node(name) for name in reversed(shipped_names("nodes"))]

@@ -16,10 +16,9 @@ import numpy as np
 
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.validation import nearest
-from moesim.hwmodels.yaml_io import shipped_names
-from moesim.simulator.planner.processes import engine_processes, outcomes
+from moesim.simulator.common.processes import engine_processes, outcomes
 from moesim.simulator.scenario import AnyScenario, Scenario, load_scenario
-from moesim.simulator.scenario.defaults import has_node
+from moesim.simulator.scenario.defaults import accelerator_named
 from moesim.simulator.scenario.inputs import inputs_of
 from moesim.simulator.serving.candidates import (
     BUDGETS,
@@ -62,27 +61,15 @@ def machines(scenario: Scenario, accelerators: Sequence[str], most: int | None) 
     """
     if not accelerators:
         return [scenario]
-    known = [name for name in shipped_names("accelerators") if has_node(name)]
     found = []
-    for text in accelerators:
-        names = [name for name in known if name == text] or [
-            name for name in known if name in (f"{text}-sxm", f"{text}-oam")
-        ]
-        names = names or [name for name in known if name.startswith(f"{text}-")]
-        if len(names) != 1:
-            several = f"; it may be {', '.join(names)}" if names else nearest(text, known)
-            raise InputError(
-                f"accelerator {text!r} is not known{several}; known: {', '.join(known)}",
-                key="accelerators",
-                nearest=names,
-            )
+    for name in map(accelerator_named, accelerators):
         own = scenario.machine
-        if own.accelerator.name == names[0]:
+        if own.accelerator.name == name:
             found.append(scenario)
             continue
-        node_gpus = _node_gpus(scenario, names[0])
+        node_gpus = _node_gpus(scenario, name)
         nodes = max(ceil((most or MOST_GPUS) / node_gpus), 1)
-        found.append(scenario.replace(cluster={"accelerator": names[0], "nodes": nodes}))
+        found.append(scenario.replace(cluster={"accelerator": name, "nodes": nodes}))
     return found
 
 

@@ -10,9 +10,9 @@
 Every function takes a scenario first: a `Scenario`, a preset's name, a path, or a result, which carries what
 it is of in `inputs`; then overrides such as "parallel.ep=32", which are applied or refused. `load` gives the
 `Scenario`. `simulate` predicts a step, `estimate` in closed form; `explain`, `compare`, `sweep`, `interval`
-and `sensitivity` study it. `plan` searches plans, `compare_hardware` on several clusters; `run` predicts the
-whole run, `serve` serves requests with the model, and `score` compares the home case with every published
-figure.
+and `sensitivity` study it. `plan` searches plans, `compare_hardware` on several clusters, `size` with the
+number of GPUs unknown; `run` predicts the whole run, `serve` serves requests with the model, and `score`
+compares the home case with every published figure.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from moesim.simulator.planner.hardware import HardwareComparison, compare_hardware
     from moesim.simulator.planner.result import PlanResult
     from moesim.simulator.planner.search import plan
+    from moesim.simulator.planner.sized import Sizing
+    from moesim.simulator.planner.sizing import size
     from moesim.simulator.planner.space import PlanSpace
     from moesim.simulator.predict.driver import Check
     from moesim.simulator.predict.result import Result
@@ -72,6 +74,7 @@ __all__ = [
     "ServingPlan",
     "ServingResult",
     "ServingSweep",
+    "Sizing",
     "Sweep",
     "Timeline",
     "Trainer",
@@ -100,6 +103,7 @@ __all__ = [
     "serve_plan",
     "serve_sweep",
     "simulate",
+    "size",
     "sweep",
     "timeline",
     "trace",
@@ -112,6 +116,8 @@ _LAZY = {
     "simulator.planner.hardware": "HardwareComparison compare_hardware",
     "simulator.planner.result": "PlanResult",
     "simulator.planner.search": "plan",
+    "simulator.planner.sized": "Sizing",
+    "simulator.planner.sizing": "size",
     "simulator.planner.space": "PlanSpace",
     "simulator.predict.driver": "Check",
     "simulator.predict.result": "Result",

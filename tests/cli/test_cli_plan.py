@@ -136,6 +136,13 @@ def no_search(monkeypatch: pytest.MonkeyPatch) -> None:
         (["small.yaml", "--vary", "precison=fp8"], "precision"),
         (["small.yaml", "--vary", "precision=fp9"], "fp9"),
         (["small.yaml", "--space", "space.yaml", "--vary", "tp=2"], "beside the same key"),
+        (["small.yaml", "--curve", "strong"], "--curve belongs to sizes"),
+        (["small.yaml", "--vary", "cluster.nodes=0..4"], "is no size"),
+        (["small.yaml", "--vary", "cluster.nodes=2..1"], "cluster.nodes"),
+        (["small.yaml", "--vary", "cluster.nodes=1,2", "--top", "3"], "--top is for one size"),
+        (["small.yaml", "--accelerators", "h100,h20x"], "h20x"),
+        (["small.yaml", "--accelerators", "h100,"], "empty name"),
+        (["small.yaml", "--accelerators", "h100", "--deadline-days", "0"], "above 0"),
     ],
 )
 @pytest.mark.usefixtures("small", "no_search")
@@ -193,3 +200,29 @@ def test_plan_says_its_head_room_and_what_it_keeps(run: Callable[..., Any], smal
     assert best["headroom"] is None and len(best["kept"]) == 2
     other = json.loads(run(*common, "--json", "--vary", "precision=bf16,fp8", "--headroom", "0").out)
     assert other["ranked"][0]["precision"] == "fp8" and other["headroom"] == 0.0
+
+
+SIZES = ("--vary", "cluster.nodes=4,6,8", "--search", "own", "--workers", "1", "--headroom", "0")
+
+
+def test_a_space_file_and_vary_size_alike_and_the_best_is_written(
+    run: Callable[..., Any], small: tuple[str, str], tmp_path: Path
+) -> None:
+    scenario, _ = small
+    by_option = run("plan", scenario, *SIZES, "--objective", "gpus", "--json", "-o", "best.yaml")
+    assert by_option.code == 0, by_option.err
+    sizing = json.loads(by_option.out)
+    (tmp_path / "sizes.yaml").write_text("variants: {cluster.nodes: '4..8:2'}\n")
+    by_file = run("plan", scenario, "--space", "sizes.yaml", *SIZES[2:], "--objective", "gpus", "--json")
+    assert json.loads(by_file.out) == sizing
+    assert load_scenario("best.yaml").machine.n_gpus == sizing["winners"]["gpus"]["n_gpus"]
+
+
+def test_limits_that_no_size_keeps_end_with_code_3_and_the_nearest(
+    run: Callable[..., Any], small: tuple[str, str]
+) -> None:
+    scenario, _ = small
+    out = run("plan", scenario, *SIZES, "--budget-usd", "1")
+    assert out.code == 3
+    assert "no size keeps $1; nearest: " in out.err.replace("\n", " ")
+    assert "all sizes" in out.out

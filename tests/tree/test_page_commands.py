@@ -110,7 +110,8 @@ def smaller(arguments: list[str]) -> list[str]:
     result = [*arguments, *(word for change in more for word in ("--set", change))]
     if command == "plan":
         Path("short.yaml").write_text(SPACES[arguments[1]])
-        result += ["--space", "short.yaml", "--workers", "1", "--top", "1"]
+        sized = any(word.startswith(("--accelerators", "cluster.")) for word in arguments)
+        result += ["--space", "short.yaml", "--workers", "1", *(() if sized else ("--top", "1"))]
     return [*result, "--workers", "1"] if command == "sweep" else result
 
 

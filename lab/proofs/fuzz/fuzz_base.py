@@ -16,7 +16,7 @@ from typing import Any
 from fuzz_mutator import Mutator, values_of
 
 import moesim
-import moesim.simulator.planner.processes
+import moesim.simulator.common.processes
 import moesim.simulator.planner.search
 import moesim.simulator.predict.step
 import moesim.simulator.studies.sweep
@@ -67,7 +67,7 @@ def only_checked() -> Iterator[None]:
     places: tuple[tuple[Any, str], ...] = (
         (moesim.simulator.predict.step, "assign_stages"),
         (moesim.simulator.planner.search, "VariantSearch"),
-        (moesim.simulator.planner.processes, "worker_pool"),
+        (moesim.simulator.common.processes, "worker_pool"),
         (moesim.simulator.studies.sweep._Run, "compute"),
     )
     before = [getattr(owner, name) for owner, name in places]

@@ -11,13 +11,19 @@ from math import fsum, isfinite
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.layout.job import usd_per_hour
-from moesim.simulator.planner.causes import CAUSES
 from moesim.simulator.planner.closed_form import CLOSED_FORM_ERROR
-from moesim.simulator.planner.fleet.best_first import FleetPlan, FleetSearch
-from moesim.simulator.planner.fleet.space import FleetPools, fleet_pools, fleet_space, legal_fleet_frames
+from moesim.simulator.planner.fleet.best_first import (
+    FleetPlan,
+    FleetPools,
+    FleetSearch,
+    fleet_pools,
+    fleet_space,
+    legal_fleet_frames,
+)
 from moesim.simulator.planner.goal import Goal, OnProgress
 from moesim.simulator.planner.refusals import refusal_text
 from moesim.simulator.planner.result import (
+    CAUSES,
     FleetVerdict,
     PlanResult,
     PlanRow,

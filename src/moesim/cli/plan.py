@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,8 @@ from moesim.hwmodels.errors import InputError
 
 if TYPE_CHECKING:
     from moesim.simulator.planner.result import PlanResult, PlanRow
+    from moesim.simulator.planner.sized import ScalingCurve, SizedPlan, Sizing
+    from moesim.simulator.planner.space import PlanSpace
     from moesim.simulator.scenario import Scenario
     from moesim.simulator.trainers.jobs import JobTemplate
 
@@ -210,10 +212,38 @@ def plan(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a scenario key first.")
     ] = None,
-    objective: Annotated[str, typer.Option(help="time, cost, energy, deadline or memory.")] = "time",
+    accelerators: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Size the job on each of these, such as h100,h200,gb200, with its usual node and network; "
+            "--vary cluster.nodes=64..1024:x2 (or cluster.gpus) says which sizes.",
+        ),
+    ] = None,
+    payment: Annotated[
+        str | None,
+        typer.Option(help="With sizes: as stated, on-demand, reserved, spot, capacity-block or purchase."),
+    ] = None,
+    effort: Annotated[
+        str | None,
+        typer.Option(
+            "--search", help="With sizes: narrow (the default), whole, or own, which keeps the plan."
+        ),
+    ] = None,
+    curve: Annotated[
+        str | None,
+        typer.Option(help="With sizes: simulate the scaling curve, strong or weak, and name its bends."),
+    ] = None,
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            help="time, cost, energy, deadline or memory; with sizes cost (most tokens a dollar), gpus, time."
+        ),
+    ] = None,
     top: Annotated[
-        int, typer.Option(help="Families of plans that the engine simulates and ranks, up to 1000.")
-    ] = 10,
+        int | None,
+        typer.Option(help="Families of plans that the engine simulates and ranks: 10, up to 1000."),
+    ] = None,
     deadline_days: Annotated[float | None, typer.Option(help="Days that the run may take.")] = None,
     budget_usd: Annotated[float | None, typer.Option(help="Dollars that the run may cost.")] = None,
     headroom: Annotated[
@@ -265,7 +295,15 @@ def plan(
     from moesim.simulator.scenario import load_scenario
 
     wanted = Wanted.checked(trainer, arguments, job, job_template, job_file, output)
+    values = with_headroom(varied(load_space(space), vary or []), headroom)
+    sized = Sized.asked(values, accelerators)
+    choices = {"payment": payment, "search": effort, "curve": curve}
+    if sized is None and (unused := [key for key, value in choices.items() if value is not None]):
+        raise InputError(
+            f"--{unused[0]} belongs to sizes: add --accelerators or --vary cluster.nodes=64..1024:x2"
+        )
     usual = 1 if scheduler else min(os.cpu_count() or 1, 4)
+    processes = usual if workers is None else workers
     told = -1
 
     def progress(share: float, text: str) -> None:
@@ -275,19 +313,27 @@ def plan(
             say(f"{share:.0%}: {text}")
 
     with working(f"planning {scenario}") as say:
-        values = with_headroom(varied(load_space(space), vary or []), headroom)
         loaded = load_scenario(scenario, overrides or [])
+        if sized is not None:
+            limits = {"objective": objective, "deadline_days": deadline_days, "budget_usd": budget_usd}
+            limits["scheduler"] = scheduler
+            refused = {"--top": top, "--trainer": wanted.trainer, "--job": job}
+            sizing = sized.searched(loaded, {**choices, **limits}, refused, processes, progress)
+    if sized is not None:
+        sized.show(sizing, output, as_json)
+        return
+    with working(f"planning {scenario}") as say:
         wanted.check(loaded)
         limit = trainer or (wanted.trainer if loaded.fleet is None else None)
         result = search(
             loaded,
             space=values,
-            objective=objective,
-            top=top,
+            objective=objective or "time",
+            top=10 if top is None else top,
             deadline_days=deadline_days,
             budget_usd=budget_usd,
             progress=progress,
-            workers=usual if workers is None else workers,
+            workers=processes,
             scheduler=scheduler,
             trainer=limit,
         )
@@ -302,8 +348,7 @@ def plan(
 
 
 def _print(result: PlanResult) -> None:
-    from moesim.simulator.planner.causes import difference
-    from moesim.simulator.planner.result import place_text, tied_text
+    from moesim.simulator.planner.result import difference, place_text, tied_text
 
     if result.inputs is not None:
         print_text("\n".join([result.inputs.name, *result.inputs.lines(plan=False)]))
@@ -375,3 +420,165 @@ def _cells(row: PlanRow) -> tuple[str, ...]:
         f"{row.days:.1f}",
         "" if row.cost_usd is None else f"{row.cost_usd / 1e6:.2f}",
     )
+
+
+# -- sizes -------------------------------------------------------------------------------------------
+# What `moesim plan` prints where the number of nodes or GPUs, or the accelerator, is searched too.
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """The sizes and accelerators of a sizing, and the rest of the space."""
+
+    space: PlanSpace
+    sizes: dict[str, tuple[int, ...]]
+    accelerators: tuple[str, ...]
+
+    @staticmethod
+    def asked(space: PlanSpace, accelerators: str | None) -> Sized | None:
+        """The sizing that the options ask for; None for a search at one size.
+
+        A space that varies other scenario keys beside the size is searched as a whole, unless accelerators
+        are named. Raises InputError for an empty name.
+        """
+        from moesim.simulator.planner.sized import SIZE_KEYS
+
+        names = () if accelerators is None else tuple(name.strip() for name in accelerators.split(","))
+        if accelerators is not None and not all(names):
+            raise InputError(f"--accelerators {accelerators!r} has an empty name; write h100,h200")
+        sizes = {key: space.variants[key] for key in SIZE_KEYS if key in space.variants}
+        others = {key: values for key, values in space.variants.items() if key not in sizes}
+        if not names and (not sizes or others):
+            return None
+        return Sized(space.model_copy(update={"variants": others}), sizes, names)
+
+    def searched(
+        self,
+        scenario: Scenario,
+        chosen: dict[str, Any],
+        refused: dict[str, Any],
+        workers: int,
+        progress: Callable[[float, str], None],
+    ) -> Sizing:
+        """Run the sizing; raises InputError for options that it does not use."""
+        from moesim.simulator.planner.sizing import size
+
+        for option, value in refused.items():
+            if value is not None:
+                raise InputError(f"{option} is for one size: write the size that wins with -o, and plan that")
+        given = {key: value for key, value in chosen.items() if value is not None}
+        return size(
+            scenario,
+            nodes=self.sizes.get("cluster.nodes"),
+            gpus=self.sizes.get("cluster.gpus"),
+            accelerators=self.accelerators,
+            space=self.space,
+            workers=workers,
+            progress=progress,
+            **given,
+        )
+
+    @staticmethod
+    def show(sizing: Sizing, output: Path | None, as_json: bool) -> None:
+        """Print a sizing and write its best plan; raises InfeasibleError where no size keeps the limits."""
+        from moesim.hwmodels.files import write_atomically
+        from moesim.simulator.scenario import load_scenario
+
+        if output is not None and sizing.objective in sizing.winners:
+            write_atomically(output, [scenario_yaml(load_scenario(sizing.best))])
+            say_written(str(output), "simulate it, or plan it with --search whole")
+        if as_json:
+            print_json(sizing.to_dict())
+        else:
+            _print_sizing(sizing)
+        _ = sizing.best  # raises, with the nearest sizes, where there is none
+
+
+def _print_sizing(sizing: Sizing) -> None:
+    from moesim.hwmodels.units import format_quantity
+    from moesim.simulator.planner.sized import WINS, limits_text
+
+    print_text("\n".join([sizing.inputs.name, *sizing.inputs.lines(plan=False)]))
+    limits = limits_text(sizing.deadline_days, sizing.budget_usd)
+    names = list(dict.fromkeys(point.accelerator for point in sizing.points))
+    print_text(
+        f"{len(sizing.points)} legal sizes, {len(sizing.illegal)} illegal; {limits}; {sizing.search} search"
+    )
+    kinds = [next(point for point in reversed(sizing.points) if point.accelerator == name) for name in names]
+    rows = [
+        (
+            row.accelerator,
+            row.node,
+            "" if row.nic_bytes_per_s is None else format_quantity(row.nic_bytes_per_s, "bytes_per_s"),
+            row.network,
+            row.profile,
+            "none" if row.price is None else f"{row.price.value:.2f}, {row.price.kind} {row.price.date}",
+            "" if row.board_w is None else f"{row.board_w:,.0f}",
+        )
+        for row in kinds
+    ]
+    print_table(("", "node", "NIC", "network", "profile", "$/GPU-h", "board W"), rows, right=(6,))
+    if sizing.winners:
+        print_text("\nwithin the limits")
+        _print_sized([(WINS[key], row) for key, row in sizing.winners.items()])
+    if sizing.winners and len(names) > 1:
+        print_text(f"\neach accelerator's {WINS[sizing.objective]}")
+        _print_sized([("", row) for row in sizing.by_accelerator])
+    if sizing.nearest:
+        print_text("\nno size keeps the limits; nearest")
+        _print_sized([("", row) for row in sizing.nearest])
+    for side in sizing.sides:
+        print_text(f"\nboth sides of {sizing.deadline_days:g} days: {side.accelerator}; {side.between}")
+        _print_sized([(n, row) for n, row in (("misses", side.misses), ("keeps", side.keeps)) if row])
+    if len(sizing.frontier) > 1:
+        print_text("\ncost against days: no other size is both cheaper and faster")
+        _print_sized([("", row) for row in sizing.frontier], plans=False)
+    print_text("\nall sizes")
+    _print_sized([("", row) for row in sizing.points], plans=False)
+    if sizing.illegal:
+        print_text("\nillegal sizes")
+        print_table(("GPUs", "of", "reason"), [(r.size, r.accelerator, r.brief) for r in sizing.illegal])
+    for drawn in sizing.curves:
+        _print_curve(drawn)
+    if sizing.defaults:
+        print_text("stops by rule: " + ", ".join(f"{one.key}={one.value}" for one in sizing.defaults))
+    for note in sizing.notes:
+        print_text(f"note: {note}")
+
+
+def _print_sized(rows: Sequence[tuple[str, SizedPlan]], plans: bool = True) -> None:
+    from moesim.simulator.planner.sized import SIZED_HEADS, sized_cells
+
+    names: dict[tuple[str, int], list[str]] = {}
+    for name, row in rows:
+        names.setdefault((row.accelerator, row.n_gpus), []).append(name)
+    shown = {(row.accelerator, row.n_gpus): row for _, row in rows}
+    kept = [n for n, head in enumerate(SIZED_HEADS) if plans or head != "plan"]
+    cells = [(", ".join(names[key]), *(sized_cells(row)[n] for n in kept)) for key, row in shown.items()]
+    heads = ("", *(SIZED_HEADS[n] for n in kept))
+    right = [n for n, head in enumerate(heads) if head not in ("", "of", "plan")]
+    print_table(heads, cells, right=right)
+
+
+def _print_curve(curve: ScalingCurve) -> None:
+    from moesim.simulator.planner.sized import bend_text
+
+    kept = "the whole batch" if curve.kind == "strong" else "the batch of a GPU"
+    print_text(f"\n{curve.kind} scaling of {curve.accelerator}, {kept} kept, simulated")
+    rows = [
+        (
+            f"{point.n_gpus:,}",
+            f"{point.step_time_s:.4g}",
+            f"{100 * (point.mfu_causal or 0.0):.1f} %",
+            f"{100 * curve.exposed(point):.1f} %",
+            f"{point.tokens_per_s_per_gpu:,.0f}",
+            point.plan,
+        )
+        for point in curve.points
+    ]
+    heads = ("GPUs", "step s", "MFU", "exposed communication", "tokens/s/GPU", "plan")
+    print_table(heads, rows, right=range(5))
+    for bend in curve.bends:
+        print_text(bend_text(bend))
+    for row in curve.illegal:
+        print_text(f"not on the curve: {row.size} {row.accelerator}: {row.brief}")

@@ -11,9 +11,13 @@ import pytest
 
 import moesim
 from moesim.hwmodels import InfeasibleError, InputError
-from moesim.simulator.planner.fleet.best_first import FleetSearch
+from moesim.simulator.planner.fleet.best_first import (
+    FleetSearch,
+    fleet_pools,
+    fleet_space,
+    legal_fleet_frames,
+)
 from moesim.simulator.planner.fleet.simulate import ideal_s
-from moesim.simulator.planner.fleet.space import fleet_pools, fleet_space, legal_fleet_frames
 from moesim.simulator.planner.result import PlanResult
 from moesim.simulator.planner.space import PlanSpace
 from moesim.simulator.scenario import Scenario

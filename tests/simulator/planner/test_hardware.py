@@ -67,9 +67,9 @@ def test_a_network_that_is_too_small_gives_way_to_one_that_joins_the_nodes() -> 
 
 def test_gpus_are_whole_nodes() -> None:
     hgx = load_cluster("h100-1024")
-    assert whole_nodes(hgx, 64) == 8
+    assert whole_nodes(hgx.node, 64) == 8
     with pytest.raises(InputError, match="56 and 64") as caught:
-        whole_nodes(hgx, 60)
+        whole_nodes(hgx.node, 60)
     assert list(caught.value.nearest) == [56, 64]
     assert [even_nodes(n) for n in (1, 2, 9, 11, 15, 100, 255, 256)] == [1, 2, 8, 10, 14, 96, 224, 256]
 

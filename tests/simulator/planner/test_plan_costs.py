@@ -15,19 +15,19 @@ import pytest
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.common.bounded_cache import clear_caches
-from moesim.simulator.common.processes import without_cyclic_collection
+from moesim.simulator.common.processes import (
+    LARGEST_PART,
+    PARTS,
+    engine_processes,
+    outcomes,
+    without_cyclic_collection,
+)
 from moesim.simulator.cost.plan_costs import PlanCosts
 from moesim.simulator.layout.job import resolve
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.planner.bound import BoundBook
 from moesim.simulator.planner.expert_loads import ExpertLoads
-from moesim.simulator.planner.processes import (
-    LARGEST_PART,
-    PARTS,
-    engine_processes,
-    outcomes,
-)
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.schedules import build

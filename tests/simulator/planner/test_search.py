@@ -17,12 +17,11 @@ from planner_jobs import small_job
 from prove_plans import faults_of
 
 from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.simulator.common.processes import engine_processes
 from moesim.simulator.planner import candidate_search, closed_form, engine_stage
 from moesim.simulator.planner import result as rows
-from moesim.simulator.planner.causes import CAUSES, difference
 from moesim.simulator.planner.goal import dominated, front, staircase
-from moesim.simulator.planner.processes import engine_processes
-from moesim.simulator.planner.result import PlanResult, step_text
+from moesim.simulator.planner.result import CAUSES, PlanResult, difference, step_text
 from moesim.simulator.planner.search import plan
 from moesim.simulator.planner.space import PlanSpace, with_defaults
 from moesim.simulator.predict.driver import simulate

@@ -143,11 +143,18 @@ def test_what_a_search_does_not_use_of_a_scenario_is_named() -> None:
     assert "stages.layers" not in " ".join(kept_as_stated(PlanSpace(layout="scenario"), scenario))
 
 
+def test_a_dotted_key_is_a_variant_with_its_values() -> None:
+    space = varied(PlanSpace(variants={"seed": (1, 2)}), ["cluster.nodes=64..256:x2", "tp=1"])
+    assert space.variants == {"seed": (1, 2), "cluster.nodes": (64, 128, 256)}
+    assert PlanSpace(variants={"cluster.nodes": "64..256:x2"}).variants["cluster.nodes"] == (64, 128, 256)
+    assert space.tp == (1,)
+
+
 @pytest.mark.parametrize(
     ("texts", "named"),
     [
         (["precison=fp8"], "precision"),
-        (["cluster.nodes=2,4"], "variants"),
+        (["cluster.nodes=2,4", "cluster.nodes=8"], "twice"),
         (["sms"], "KEY=VALUES"),
         (["sms=8", "sms=20"], "twice"),
         (["precision=fp9"], "fp9"),
