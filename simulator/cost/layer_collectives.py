@@ -12,7 +12,6 @@ from itertools import chain
 from math import fsum, sqrt
 from typing import NamedTuple
 
-from moesim.simulator.common.order_statistics import expected_maximum
 from moesim.simulator.cost.compute import SmContext, operator_seconds
 from moesim.simulator.cost.evidence import (
     CONTEXT,
@@ -25,6 +24,7 @@ from moesim.simulator.cost.evidence import (
     combined,
     summed,
 )
+from moesim.simulator.cost.formulas import expected_maximum
 from moesim.simulator.cost.library_collectives import RingOperation, ring_price, small_all_reduce_s
 from moesim.simulator.cost.overlap import (
     CUTS_GEMMS,

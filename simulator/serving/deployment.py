@@ -12,7 +12,7 @@ from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.yaml_io import parse_mapping
-from moesim.simulator.common.order_statistics import expected_maximum
+from moesim.simulator.cost.formulas import expected_maximum
 from moesim.simulator.model.attention.grouped_query import GroupedQueryAttention
 from moesim.simulator.model.attention.mla import MLA
 from moesim.simulator.model.block import MTP

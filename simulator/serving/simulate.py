@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import ceil
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from moesim.hwmodels.arrays import BoolArray, FloatArray
-from moesim.hwmodels.errors import InputError
-from moesim.simulator.common.processes import default_workers
+from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.hwmodels.summary_text import count, table_lines
+from moesim.simulator.common.tables import cell
+from moesim.simulator.engine.registry import request_loop
 from moesim.simulator.run.report import rates
 from moesim.simulator.scenario import AnyScenario, Scenario, load_scenario
 from moesim.simulator.scenario.inputs import inputs_of
 from moesim.simulator.scenario.serving import Serving, ServingLimits
+from moesim.simulator.serving.compiled import serve_compiled, why_not
 from moesim.simulator.serving.deployment import Deployment, deployments, notes_of
 from moesim.simulator.serving.exchange import Fabric, cache_transfer
 from moesim.simulator.serving.operators import cache_bytes_per_token
@@ -24,7 +30,7 @@ from moesim.simulator.serving.replicas import (
     PromptChunk,
     ReplicaPool,
     Served,
-    StepPace,
+    check_all_served,
     serve_requests,
 )
 from moesim.simulator.serving.requests import NS_PER_S, Requests, load_requests
@@ -39,9 +45,11 @@ from moesim.simulator.serving.results import (
     latency,
     window_of,
 )
-from moesim.simulator.serving.scheduler import StepBatch
 from moesim.simulator.serving.step import StepModel
-from moesim.simulator.serving.typical import step_basis
+from moesim.simulator.serving.typical import Stretched, step_basis
+from moesim.simulator.studies.space import Space
+from moesim.simulator.studies.store import PointOutcome
+from moesim.simulator.studies.sweep import MOST_PRINTED, Progress, Sweep, SweepPoint, sweep
 from moesim.version import __version__
 
 Times = Callable[[Deployment], PaceModel]
@@ -50,8 +58,6 @@ Times = Callable[[Deployment], PaceModel]
 MOMENTS = 200
 """Most moments of a result's time line."""
 FIRST_INTERVAL_NS = 1_000_000
-MANY = 100_000
-"""Requests from which replicas that have nothing in common run in several processes."""
 MOST_PLACES = 10_000
 """Most sequences that run at once where the highest stable rate is looked for."""
 
@@ -77,18 +83,26 @@ class Service:
     ) -> Served:
         """Serve the load, or another one; `watch` is told every chunk of a prompt."""
         load = self.requests if requests is None else requests
-        span = int(load.arrival_ns[-1])
+        route, pool, most = self.serving.router, self.pools[0], 2 * MOMENTS
+        every = max(int(load.arrival_ns[-1]) // MOMENTS, FIRST_INTERVAL_NS)
+        concurrency = self.concurrency if requests is None else None
+        front = self._front_ns if self.serving.load.tokeniser_s_per_token else None
+        if len(self.pools) == 1 and front is None and watch is None and not why_not(load, pool, route):
+            code = request_loop(len(load))
+            if code is not None:
+                served, left = serve_compiled(code, load, pool, route, every, most, concurrency)
+                check_all_served(left, len(load))
+                return served
         return serve_requests(
             load,
-            self.pools[0],
+            pool,
             prefill=self.pools[1] if len(self.pools) > 1 else None,
             transfer_ns=self._transfer_ns,
-            route=self.serving.router,
-            sample_ns=max(span // MOMENTS, FIRST_INTERVAL_NS),
-            most_samples=2 * MOMENTS,
-            concurrency=self.concurrency if requests is None else None,
-            front_ns=self._front_ns if self.serving.load.tokeniser_s_per_token else None,
-            workers=default_workers() if len(load) >= MANY else 1,
+            route=route,
+            sample_ns=every,
+            most_samples=most,
+            concurrency=concurrency,
+            front_ns=front,
             watch=watch,
         )
 
@@ -172,24 +186,6 @@ def serve(
     """
     service = prepare(load_scenario(scenario, overrides), requests, times)
     return result_of(service, service.run())
-
-
-class Stretched:
-    """Step times at an end of the step model's 80 % interval, all steps of a run alike."""
-
-    def __init__(self, deployment: Deployment, high: bool) -> None:
-        """`high`: the slow end."""
-        self._model, self._high = StepModel(deployment), high
-        self._ratios: dict[tuple[bool, int], float] = {}
-
-    def pace(self, now_ns: int, ranks: Sequence[StepBatch]) -> StepPace:
-        """The model's pace, times the ratio of a batch of about that size."""
-        pace, most = self._model.pace(now_ns, ranks), max(rank.decodes for rank in ranks)
-        key = any(rank.prefill_tokens for rank in ranks), most.bit_length()
-        if (ratio := self._ratios.get(key)) is None:
-            cost = self._model.cost(ranks)
-            ratio = self._ratios[key] = (cost.high if self._high else cost.low) / cost.seconds
-        return StepPace(pace.first_ns * ratio, pace.growth_ns * ratio, pace.steps)
 
 
 def serve_ends(scenario: AnyScenario, *overrides: str) -> tuple[ServingResult, ServingResult]:
@@ -340,7 +336,7 @@ def _moments(served: Served) -> tuple[Moment, ...]:
     every = -(-len(served.counts) // MOMENTS) or 1
     return tuple(
         Moment(time_s=time / NS_PER_S, running=running, waiting=waiting)
-        for time, running, waiting in served.counts[::every]
+        for time, running, waiting, *_ in served.counts[::every]
     )
 
 
@@ -380,3 +376,79 @@ def _cost(service: Service, window: Window) -> tuple[ServingCost, list[str]]:
         joules_per_token=each(watts, everything, inputs + outputs),
     )
     return cost, notes
+
+
+# -- sweeps ----------------------------------------------------------------------------------------------
+# The points, workers and stores of `studies.sweep`, with `serve` at every point.
+
+HEADS = {
+    "gpus": "GPUs",
+    "requests_per_s": "requests/s",
+    "ttft_s_p50": "TTFT P50 (s)",
+    "ttft_s_p90": "TTFT P90 (s)",
+    "tpot_request_s_p50": "TPOT P50 (s)",
+    "tpot_request_s_p90": "TPOT P90 (s)",
+    "output_tokens_per_s_per_gpu": "out tok/s/GPU",
+    "goodput_per_s": "goodput/s",
+    "usd_per_million_output_tokens": "$/M output",
+}
+"""Figures that a printed sweep shows, with their heads."""
+
+
+class ServingSweep(Sweep):
+    """A finished sweep of served loads, in the order of its design."""
+
+    def __str__(self) -> str:
+        """The number of points by status, their main figures, and reasons of refusals."""
+        by_status = Counter(point.status for point in self.points)
+        counted = ", ".join(f"{number:,} {status}" for status, number in by_status.items())
+        lines = [f"sweep of {self.scenario}: {count(len(self.points), 'point')} ({counted})"]
+        lines += self.inputs.lines(plan=False)
+        keys = list(dict.fromkeys(key for point in self.points for key in point.values))
+        rows = [[*keys, "status", *HEADS.values()], *(self.cells(point, keys) for point in self.points)]
+        lines += table_lines(rows, MOST_PRINTED)
+        lines += [f"  {number:,} {status}: {why}" for (status, why), number in self.reasons()[:MOST_PRINTED]]
+        return "\n".join(lines)
+
+    @staticmethod
+    def cells(point: SweepPoint, keys: list[str]) -> list[str]:
+        """A point as a row of the table."""
+        figures = [cell(point.figures.get(name)) for name in HEADS]
+        return [*(str(point.values.get(key, "")) for key in keys), point.status, *figures]
+
+
+def served(scenario: Scenario) -> PointOutcome:
+    """Serve the load of one point; what cannot be served becomes an outcome with the reason."""
+    try:
+        result = serve(scenario)
+    except InfeasibleError as error:
+        return PointOutcome("infeasible", str(error), {}, "")
+    except InputError as error:
+        return PointOutcome("illegal", str(error), {}, "")
+    except Exception as error:
+        return PointOutcome("failed", f"{type(error).__name__}: {error}", {}, "")
+    row = result.rows()[0]
+    figures = {name: value for name, value in row.items() if value is None or isinstance(value, int | float)}
+    if not result.drains:
+        return PointOutcome("infeasible", "the load never drains", figures, result.model_dump_json())
+    return PointOutcome("ok", "", figures, result.model_dump_json())
+
+
+def serve_sweep(
+    scenario: AnyScenario,
+    space: Space,
+    *overrides: str,
+    design: str = "grid",
+    count: int | None = None,
+    seed: int = 0,
+    workers: int | None = None,
+    store: str | Path | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> ServingSweep:
+    """Serve the load of `scenario` at every point of a space; arguments as those of `moesim.sweep`.
+
+    Raises InputError for a malformed space or store, and for a key that no scenario has.
+    """
+    options: dict[str, Any] = {"design": design, "count": count, "seed": seed, "workers": workers}
+    found = sweep(scenario, space, *overrides, **options, store=store, measure=served, progress=progress)
+    return ServingSweep.model_construct(**dict(found))

@@ -67,6 +67,20 @@ class _Rows(NamedTuple):
     prefill: bool
 
 
+class QuickTables(NamedTuple):
+    """Tables of a replica with one rank, without drafts and micro-batches; they fill, and never shrink.
+
+    `whole`: layers, experts and exchange over rows, by whether the step has prompts. `core_launches`: kernels
+    of attention by whether there are decodes and prompts.
+    """
+
+    whole: dict[bool, TableRow]
+    logits: TableRow
+    decodes: Plane
+    prompts: Plane
+    core_launches: dict[tuple[bool, bool], int]
+
+
 class StepModel:
     """Prices steps of one replica; equal batches are priced once."""
 
@@ -94,6 +108,8 @@ class StepModel:
         self._decodes = Plane(lambda n, keys: total(terms.decodes(n, n * keys)))
         self._prefills = Plane(lambda n, keys: total(terms.prefills(n, n * keys)))
         self._drafts = Plane(lambda n, keys: total(terms.drafts(n, n * keys)))
+        pool = deployment.pool
+        self._is_quick = pool.dp * pool.pp == 1 and not (pool.two_batch_overlap or pool.draft_tokens)
 
     def _of_one(self, prefill: bool, rows: float, captured: bool = False) -> Total:
         """Layers, experts and exchange of a replica with one rank of attention."""
@@ -213,8 +229,7 @@ class StepModel:
     def pace(self, now_ns: int, ranks: Sequence[StepBatch]) -> StepPace:
         """The pace of these batches from tables of `cost` (protocol `replicas.StepTimes`)."""
         prefill = any(b.prefill_tokens for b in ranks)
-        pool = self.deployment.pool
-        if len(ranks) == 1 and not (pool.two_batch_overlap or pool.draft_tokens) and pool.pp == 1:
+        if self._is_quick:
             return self._quick(ranks[0], prefill)
         seconds = self._tabulated(ranks)
         if prefill:
@@ -225,6 +240,12 @@ class StepModel:
             [b._replace(context=b.context + round(ahead * gained * b.decodes)) for b in ranks]
         )
         return StepPace(seconds * 1e9, (later - seconds) / ahead * 1e9, ahead)
+
+    def quick_tables(self) -> QuickTables | None:
+        """The tables from which compiled code reads `pace` too; None where `pace` reads others."""
+        if not self._is_quick or self.terms.forms:
+            return None
+        return QuickTables(self._whole, self._logits, self._decodes, self._prefills, self._core_launches)
 
     def _quick(self, batch: StepBatch, prefill: bool) -> StepPace:
         """The pace of one rank without drafts and micro-batches."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -11,10 +11,11 @@ from moesim.hwmodels.calibration import CalibrationProfile, load_profile
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Section
 from moesim.hwmodels.summary_text import count, percent
+from moesim.simulator.serving.deployment import Deployment
 from moesim.simulator.serving.exchange import LINKS_PROFILE
 from moesim.simulator.serving.linear import ELEMENT_BYTES
 from moesim.simulator.serving.prices import SHIPPED, laws, measured_on
-from moesim.simulator.serving.replicas import Served
+from moesim.simulator.serving.replicas import Served, StepPace
 from moesim.simulator.serving.scheduler import StepBatch
 from moesim.simulator.serving.step import StepCost, StepModel, StepPart
 
@@ -56,6 +57,30 @@ def typical_step(model: StepModel, served: Served) -> TypicalStep:
     context = round(float((lengths * time).sum()) / max(float(time.sum()), 1.0))
     batch = StepBatch(sequences, sequences * context, 0, 0, 0)
     return TypicalStep(batch, one.pool.dp, model.cost([batch] * one.pool.dp))
+
+
+# -- ends of the interval -------------------------------------------------------------------------------
+
+
+class Stretched:
+    """Step times at an end of the step model's 80 % interval, all steps of a run alike.
+
+    `ratios`: of a step to that of `model`, by whether it has prompts and the bits of its most sequences.
+    """
+
+    def __init__(self, deployment: Deployment, high: bool) -> None:
+        """`high`: the slow end."""
+        self.model, self._high = StepModel(deployment), high
+        self.ratios: dict[tuple[bool, int], float] = {}
+
+    def pace(self, now_ns: int, ranks: Sequence[StepBatch]) -> StepPace:
+        """The model's pace, times the ratio of a batch of about that size."""
+        pace, most = self.model.pace(now_ns, ranks), max(rank.decodes for rank in ranks)
+        key = any(rank.prefill_tokens for rank in ranks), most.bit_length()
+        if (ratio := self.ratios.get(key)) is None:
+            cost = self.model.cost(ranks)
+            ratio = self.ratios[key] = (cost.high if self._high else cost.low) / cost.seconds
+        return StepPace(pace.first_ns * ratio, pace.growth_ns * ratio, pace.steps)
 
 
 # -- in the result -----------------------------------------------------------------------------------

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from moesim.simulator.scenario.inputs import Inputs
     from moesim.simulator.scoring.published import Row, score
     from moesim.simulator.serving.results import ServingResult
+    from moesim.simulator.serving.simulate import ServingSweep, serve_sweep
     from moesim.simulator.serving.sized import ServingPlan
     from moesim.simulator.serving.sizing import serve_plan
-    from moesim.simulator.serving.sweep import ServingSweep, serve_sweep
     from moesim.simulator.studies.compare import Comparison, Neighbour
     from moesim.simulator.studies.explain import Explanation
     from moesim.simulator.studies.sweep import Progress, Sweep, sweep
@@ -124,7 +124,7 @@ _LAZY = {
     "simulator.serving.results": "ServingResult",
     "simulator.serving.sized": "ServingPlan",
     "simulator.serving.sizing": "serve_plan",
-    "simulator.serving.sweep": "ServingSweep serve_sweep",
+    "simulator.serving.simulate": "ServingSweep serve_sweep",
     "simulator.studies.compare": "Comparison",
     "simulator.studies.explain": "Explanation",
     "simulator.studies.sweep": "Progress Sweep sweep",

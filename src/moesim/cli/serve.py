@@ -258,7 +258,7 @@ def sweep(
 ) -> None:
     """Serve a load at every point of a grid over keys of the scenario."""
     from moesim.simulator.common.texts import key_and_text
-    from moesim.simulator.serving.sweep import HEADS, serve_sweep
+    from moesim.simulator.serving.simulate import HEADS, serve_sweep
 
     grid: dict[str, str] = {}
     for text in space:

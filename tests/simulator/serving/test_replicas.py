@@ -83,7 +83,7 @@ def test_one_server_keeps_the_law_of_its_queue() -> None:
 def test_littles_law_joins_the_counts_to_the_times() -> None:
     served = serve_requests(drawn(2000, 8.0), pool(2), sample_ns=50 * MS)
     there = (served.last_token_ns - served.arrival_ns).sum() / served.last_token_ns.max()
-    assert np.array(served.counts)[:, 1:].sum(axis=1).mean() == pytest.approx(there, rel=0.02)
+    assert np.array(served.counts)[:, 1:3].sum(axis=1).mean() == pytest.approx(there, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_a_closed_loop_keeps_its_number_under_way() -> None:
 
 def test_the_sampling_interval_doubles() -> None:
     served = serve_requests(drawn(300, 20.0), pool(), sample_ns=MS, most_samples=64)
-    times = np.array([time for time, _, _ in served.counts])
+    times = np.array([time for time, *_ in served.counts])
     assert len(times) < 64 and len(set(np.diff(times))) == 1
 
 
@@ -146,19 +146,6 @@ def same(one: Served, other: Served) -> bool:
         and one.pools == other.pools
         and one.counts == other.counts
     )
-
-
-@pytest.mark.long
-def test_the_same_load_gives_the_same_times_in_one_process_and_in_two() -> None:
-    requests = drawn(300, 40.0)
-    three = pool(3, 2, block_tokens=4, kv_blocks=300, ahead=True)
-    runs = [
-        serve_requests(
-            requests, three, route="round_robin", sample_ns=100 * MS, most_samples=50, workers=workers
-        )
-        for workers in (1, 2)
-    ]
-    assert same(*runs)
 
 
 def test_the_same_load_gives_the_same_times_again() -> None:
