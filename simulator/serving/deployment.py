@@ -126,6 +126,11 @@ class Deployment:
         return 1.0 + z * rows, min(active, local)
 
     @property
+    def expert_load_cv(self) -> float:
+        """Coefficient of variation of an expert's rows."""
+        return self._spreads.expert_load
+
+    @property
     def _spreads(self) -> Spreads:
         return self.spreads or Spreads.usual(self.cluster.accelerator.architecture)
 

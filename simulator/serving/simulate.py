@@ -26,6 +26,7 @@ from moesim.simulator.serving.deployment import Deployment, deployments, notes_o
 from moesim.simulator.serving.exchange import Fabric, cache_transfer
 from moesim.simulator.serving.operators import cache_bytes_per_token
 from moesim.simulator.serving.replicas import (
+    Count,
     PaceModel,
     PromptChunk,
     ReplicaPool,
@@ -35,18 +36,23 @@ from moesim.simulator.serving.replicas import (
 )
 from moesim.simulator.serving.requests import NS_PER_S, Requests, load_requests
 from moesim.simulator.serving.results import (
+    ExpertBalance,
     Goodput,
+    Imbalance,
+    Intervals,
     Moment,
     PoolUse,
     ServingCost,
     ServingResult,
     Window,
     ended_within,
+    intervals_of,
     latency,
     window_of,
 )
+from moesim.simulator.serving.scheduler import StepBatch
 from moesim.simulator.serving.step import StepModel
-from moesim.simulator.serving.typical import Stretched, step_basis
+from moesim.simulator.serving.typical import Drifting, Stretched, step_basis, typical_step
 from moesim.simulator.studies.space import Space
 from moesim.simulator.studies.store import PointOutcome
 from moesim.simulator.studies.sweep import MOST_PRINTED, Progress, Sweep, SweepPoint, sweep
@@ -164,7 +170,7 @@ def prepare(scenario: Scenario, requests: Requests | None = None, times: Times =
         ReplicaPool(
             one.pool.replicas,
             one.policy,
-            times(one),
+            Drifting(one, times) if one.serving.expert_drift else times(one),
             one.pool.dp,
         )
         for one in found
@@ -177,25 +183,36 @@ def serve(
     *overrides: str,
     requests: Requests | None = None,
     times: Times = StepModel,
+    with_intervals: bool = False,
 ) -> ServingResult:
     """Serve a load on the replicas of a scenario's `serving` section, request by request.
 
     `scenario` and overrides: as for `moesim.load`. `requests`: instead of the scenario's load. `times`: step
-    times of a pool instead of the step model's. Raises InputError for what cannot be served as stated,
-    InfeasibleError where weights or requests do not fit.
-    """
-    service = prepare(load_scenario(scenario, overrides), requests, times)
-    return result_of(service, service.run())
-
-
-def serve_ends(scenario: AnyScenario, *overrides: str) -> tuple[ServingResult, ServingResult]:
-    """Serve a load with all steps at the fast, and at the slow end of their 80 % interval.
-
-    Raises as `serve` does.
+    times of a pool instead of the step model's. `with_intervals`: serve it twice more for them. Raises
+    InputError for what cannot be served as stated, InfeasibleError where weights or requests do not fit.
     """
     loaded = load_scenario(scenario, overrides)
-    fast, slow = (serve(loaded, times=partial(Stretched, high=high)) for high in (False, True))
-    return fast, slow
+    service = prepare(loaded, requests, times)
+    result = result_of(service, service.run())
+    if not with_intervals:
+        return result
+    return result.model_copy(update={"intervals": intervals(loaded, requests, times)})
+
+
+def intervals(scenario: Scenario, requests: Requests | None = None, times: Times = StepModel) -> Intervals:
+    """Serve a load twice more, with all steps at the fast and at the slow end of their 80 % interval.
+
+    Raises as `serve` does. Step times that are not the step model's have no interval: InputError.
+    """
+    if times is not StepModel:
+        raise InputError(
+            "step times that are not the step model's have no interval; serve with intervals=False"
+        )
+    ends = (
+        serve(scenario, requests=requests, times=partial(Stretched, high=high), with_intervals=False)
+        for high in (False, True)
+    )
+    return intervals_of(*ends)
 
 
 # -- the result --------------------------------------------------------------------------------------
@@ -220,7 +237,7 @@ def result_of(service: Service, served: Served) -> ServingResult:
     drains = stable is None or offered is None or offered <= stable
     window = window_of(served)
     cost, notes = _cost(service, window)
-    times = service.pools[0].times
+    step = _typical(service, served) if tpot.size else None
     return ServingResult(
         scenario=scenario.name,
         inputs=inputs_of(scenario),
@@ -250,8 +267,9 @@ def result_of(service: Service, served: Served) -> ServingResult:
         cost=cost,
         drains=drains,
         highest_stable_per_s=None if drains else stable,
-        timeline=_moments(served),
-        decode_step=step_basis(times, served) if isinstance(times, StepModel) and tpot.size else None,
+        timeline=_moments(service, served),
+        imbalance=_imbalance(service, served, window, step),
+        decode_step=None if step is None else step_basis(*step),
         warnings=tuple(dict.fromkeys([*requests.notes, *notes, *_taken(service)])),
         seed=scenario.seed,
         version=__version__,
@@ -332,11 +350,71 @@ def _goodput(
     )
 
 
-def _moments(served: Served) -> tuple[Moment, ...]:
+def _moments(service: Service, served: Served) -> tuple[Moment, ...]:
     every = -(-len(served.counts) // MOMENTS) or 1
     return tuple(
-        Moment(time_s=time / NS_PER_S, running=running, waiting=waiting)
-        for time, running, waiting, *_ in served.counts[::every]
+        Moment(
+            time_s=count.time_ns / NS_PER_S, running=count.running, waiting=count.waiting,
+            fullest_rank=count.fullest, fullest_over_mean=_uneven(service, count),
+        )
+        for count in served.counts[::every]
+    )  # fmt: skip
+
+
+def _uneven(service: Service, count: Count) -> float | None:
+    """Sequences of the fullest rank over the mean rank of the pool that decodes."""
+    ranks = service.pools[0].replicas * service.pools[0].ranks
+    return count.fullest * ranks / count.decoding if count.decoding else None
+
+
+def _typical(service: Service, served: Served) -> tuple[StepModel, Served] | None:
+    """The step model of the typical decode step: with drift, that of its longest period."""
+    times = service.pools[0].times
+    if isinstance(times, Drifting):
+        ends = [*times.begins_ns[1:], int(served.last_token_ns.max())]
+        spans = [min(end, ends[-1]) - begin for begin, end in zip(times.begins_ns, ends, strict=True)]
+        times = times.models[spans.index(max(spans))]
+    return (times, served) if isinstance(times, StepModel) else None
+
+
+def _imbalance(
+    service: Service, served: Served, window: Window, step: tuple[StepModel, Served] | None
+) -> Imbalance | None:
+    pool, one = service.pools[0], service.deployments[0]
+    ranks, times = pool.replicas * pool.ranks, pool.times
+    inside = [c for c in served.counts if window.start_s <= c.time_ns / NS_PER_S <= window.end_s]
+    uneven = [ratio for ratio in (_uneven(service, count) for count in inside) if ratio is not None]
+    mean = float(np.mean(uneven)) if uneven and ranks > 1 else None
+    fuller, experts = None, []
+    if step is not None:
+        typical = typical_step(*step)
+        batch = typical.batch
+        if mean is not None:
+            more = min(round(batch.decodes * mean), one.pool.max_num_seqs)
+            full = StepBatch(more, batch.context // batch.decodes * more, 0, 0, 0)
+            fuller = step[0].cost([full, *[batch] * (one.pool.dp - 1)]).seconds
+        if one.pool.ep > 1:
+            periods = times.periods if isinstance(times, Drifting) else [(0, step[0])]
+            experts = [_balance(at, model, batch) for at, model in periods if isinstance(model, StepModel)]
+    if mean is None and not experts:
+        return None
+    return Imbalance(
+        ranks=ranks,
+        fullest_over_mean=mean,
+        fullest_over_mean_p90=float(np.percentile(uneven, 90)) if mean is not None else None,
+        fullest_rank_step_s=fuller,
+        experts=tuple(experts),
+    )
+
+
+def _balance(begin_ns: int, model: StepModel, batch: StepBatch) -> ExpertBalance:
+    one = model.deployment
+    rows = batch.decodes * (1 + one.pool.draft_tokens) * one.pool.dp
+    return ExpertBalance(
+        from_s=begin_ns / NS_PER_S,
+        expert_load_cv=one.expert_load_cv,
+        fullest_over_mean=one.fullest(rows)[0],
+        decode_step_s=model.cost([batch] * one.pool.dp).seconds,
     )
 
 

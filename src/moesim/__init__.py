@@ -435,15 +435,16 @@ def run(
     return predict_run(load(scenario, *overrides), step_time_s, uncertainty)
 
 
-def serve(scenario: AnyScenario, *overrides: str) -> ServingResult:
+def serve(scenario: AnyScenario, *overrides: str, intervals: bool = True) -> ServingResult:
     """Serve the load of a scenario on the replicas of its section `serving`, request by request.
 
-    The result has latencies, rates, goodput, cost and energy. Raises InputError for what cannot be served as
-    stated, InfeasibleError where weights or requests do not fit.
+    The result has latencies, rates, goodput, cost and energy; with `intervals`, for which the load is served
+    twice more, their 80 % intervals too. Raises InputError for what cannot be served as stated,
+    InfeasibleError where weights or requests do not fit.
     """
     from moesim.simulator.serving.simulate import serve as run
 
-    return run(load(scenario, *overrides))
+    return run(load(scenario, *overrides), with_intervals=intervals)
 
 
 def __getattr__(name: str) -> object:
