@@ -251,17 +251,17 @@ class Deployment:
                 return pool.gpus
         return 0
 
-    def check_context(self, tokens: int) -> None:
+    def check_context(self, tokens: int, which: str = "a request") -> None:
         """Raises InputError for a sequence beyond the model's context, InfeasibleError beyond the cache."""
         limit = self.shape.numerics.context if self.shape.numerics else None
         if limit is not None and tokens > limit:
             raise InputError(
-                f"serving.load: a request of {tokens:,} tokens is longer than the context of "
-                f"{self.shape.name}, {limit:,}; shorten input_tokens + output_tokens"
+                f"serving.load: {which} of {tokens:,} tokens is longer than the context of "
+                f"{self.shape.name}, {limit:,}; shorten it, or leave it out of the log"
             )
         if tokens > self.cache_tokens:
             raise InfeasibleError(
-                f"serving.load: a request of {tokens:,} tokens does not fit the cache of a rank, "
+                f"serving.load: {which} of {tokens:,} tokens does not fit the cache of a rank, "
                 f"{self.cache_tokens:,} tokens; shorten it, or raise serving.tp or memory_fraction"
             )
 
@@ -276,6 +276,7 @@ class Deployment:
             reserve_new=self.engine.reserve[0], reserve_running=self.engine.reserve[1],
             gain=self.tokens_per_step, ahead=self.engine.host_overlapped, prompts_only=self.role == "prefill",
             wait_steps=self.pool.wait_steps, wait_for_ranks=self.pool.wait_for_ranks,
+            sends_chunks=self.role == "prefill" and self.engine.sends_chunks,
         )  # fmt: skip
 
 

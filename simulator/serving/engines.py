@@ -40,6 +40,8 @@ class ServingEngine(Section):
     """Whether a prompt may be cut."""
     token_for_each: bool = False
     """Whether the release refuses fewer tokens a step than sequences (vLLM); others let sequences wait."""
+    sends_chunks: bool = False
+    """Whether keys and values of a chunk go to a decoding pool before later chunks are computed."""
     reserve: tuple[float, float] = (0.0, 0.0)
     """Shares of tokens yet to be written, by a new request and by others, that admission leaves room for."""
     block_tokens: PositiveInt

@@ -304,6 +304,7 @@ class _Events:
             replicas = [_Replica(self, pool, log, at, loads) for at in range(pool.replicas)]
             ranks = [rank for replica in replicas for rank in replica.ranks]
             self._pools[id(pool)] = replicas, ranks, loads
+        self._sent: dict[int, int] = {}  # tokens whose keys and values went ahead of their prompt's end
         self._link_free = [0] * (prefill.replicas * prefill.ranks if prefill else 0)
         self._next: Iterator[int] | None = None  # requests of a closed loop
 
@@ -333,7 +334,11 @@ class _Events:
             self.served.scheduled_ns[request] = now
 
     def chunks(self, pool: ReplicaPool, rank: int, start: int, scheduler: Scheduler) -> None:
-        """Tell who watches which prompts a step of a rank worked on."""
+        """A step's chunks are computed: send them ahead where the engine does, and tell who watches."""
+        if pool.policy.sends_chunks:
+            for request, done in scheduler.parts:
+                self._send(rank, done - self._sent.get(request, 0))
+                self._sent[request] = done
         if self._watch is not None:
             for request, tokens in scheduler.chunks:
                 self._watch(
@@ -356,13 +361,18 @@ class _Events:
                 served.arrival_ns[following] = now
                 self.arrive(following)
 
+    def _send(self, rank: int, tokens: int) -> int:
+        """Put keys and values on a rank's link, behind those before them; when they are there."""
+        end = max(int(self.env.now), self._link_free[rank])
+        self._link_free[rank] = end + (self._transfer_ns(tokens) if tokens > 0 else 0)
+        return self._link_free[rank]
+
     def _hand_over(self, request: int, rank: int) -> Generator[Any, Any, None]:
-        """Keys and values go to the other pool, one request after another on the rank's link."""
+        """Keys and values go to the other pool, what went ahead excepted."""
         assert self._prefill is not None
         start = int(self.env.now)
-        tokens = int(self.served.requests.input_tokens[request])
-        end = max(start, self._link_free[rank]) + self._transfer_ns(tokens)
-        self._link_free[rank] = end
+        tokens = int(self.served.requests.input_tokens[request]) - self._sent.pop(request, 0)
+        end = self._send(rank, tokens)
         yield self.env.timeout(end - start)
         self.served.transfer_ns[request] = end - start
         self._pools[id(self._prefill)][0][rank // self._prefill.ranks].let_go(

@@ -359,7 +359,7 @@ class ServingResult(TableResult, Documented):
 def _load_text(result: ServingResult) -> str:
     offered = "" if result.offered_per_s is None else f", {_number(result.offered_per_s)}/s offered"
     text = (
-        f"{result.requests:,} requests in {_time(result.duration_s)}: "
+        f"{count(result.requests, 'request')} in {_time(result.duration_s)}: "
         f"{_number(result.requests_per_s)}/s served{offered}"
     )
     window = result.window

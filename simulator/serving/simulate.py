@@ -163,9 +163,10 @@ def prepare(scenario: Scenario, requests: Requests | None = None, times: Times =
     serving = found[0].serving
     if requests is None:
         requests = load_requests(serving.load, scenario.seed, scenario.path)
-    longest = int((requests.input_tokens + requests.output_tokens).max())
+    lengths = requests.input_tokens + requests.output_tokens
+    longest = int(lengths.argmax())
     for one in found:
-        one.check_context(longest)
+        one.check_context(int(lengths[longest]), f"request {longest + 1:,}, in order of arrival,")
     pools = tuple(
         ReplicaPool(
             one.pool.replicas,

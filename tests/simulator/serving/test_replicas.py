@@ -113,6 +113,18 @@ def test_prompts_are_handed_over_on_one_link_after_the_other() -> None:
     assert [log.steps for log in served.pools] == [4, 1]
 
 
+def test_chunks_of_a_prompt_go_ahead_where_the_engine_sends_them() -> None:
+    sent = {}
+    for ahead in (False, True):
+        prompts = pool(prompts_only=True, max_num_batched_tokens=100, sends_chunks=ahead)
+        served = serve_requests(
+            load((0, 400, 3), (0, 60, 3)), pool(), prefill=prompts, transfer_ns=lambda n: n * MS // 10
+        )
+        assert ms(served.first_token_ns) == [40, 50]
+        sent[ahead] = ms(served.transfer_ns)
+    assert sent == {False: [40, 36], True: [10, 6]}, "the last chunk is left, and the link is free for others"
+
+
 def test_a_pool_for_prompts_waits_for_blocks_that_are_on_their_way() -> None:
     prompts = pool(prompts_only=True, block_tokens=4, kv_blocks=5)
     served = serve_requests(

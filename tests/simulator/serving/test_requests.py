@@ -11,6 +11,7 @@ from lab.packed import RESULTS
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.scenario.serving import ServingLoad
+from moesim.simulator.serving import requests as requests_module
 from moesim.simulator.serving.requests import (
     Requests,
     arrivals,
@@ -166,3 +167,30 @@ def test_keys_that_nothing_reads_are_refused(keys: dict[str, object], said: str)
 def test_a_load_says_when_requests_come() -> None:
     with pytest.raises(InputError, match="state rate_per_s"):
         load_requests(ServingLoad(), 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("arrival_s,input_tokens,output_tokens\n", "a head and no requests"),
+        ("arrival_s,input_tokens,output_tokens\n0,10,5,7\n", "line 2: it has more fields"),
+        ("arrival_s,input_tokens,output_tokens,arrival_s\n0,10,5,0\n", "arrival_s more than once"),
+    ],
+)
+def test_tables_that_would_be_read_in_part_are_refused(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "log.csv").write_text(text)
+    with pytest.raises(InputError, match=words):
+        read_log(tmp_path / "log.csv")
+
+
+def test_columns_that_are_not_read_are_named(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("user, arrival_s, input_tokens, output_tokens\nme, 0, 10, 5\n")
+    assert "not read: user" in read_log(tmp_path / "log.csv").notes[0]
+
+
+def test_a_log_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests_module, "MOST_BYTES", 1000)
+    path = tmp_path / "log.csv.gz"
+    path.write_bytes(gzip.compress(b"arrival_s,input_tokens,output_tokens\n" + b"0,1,1\n" * 1000))
+    with pytest.raises(InputError, match="more than 1,000 bytes"):
+        read_log(path)
