@@ -257,7 +257,7 @@ class Deployment:
         if limit is not None and tokens > limit:
             raise InputError(
                 f"serving.load: {which} of {tokens:,} tokens is longer than the context of "
-                f"{self.shape.name}, {limit:,}; shorten it, or leave it out of the log"
+                f"{self.shape.name}, {limit:,}; leave it out of the log, or draw shorter ones"
             )
         if tokens > self.cache_tokens:
             raise InfeasibleError(

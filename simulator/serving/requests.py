@@ -112,10 +112,15 @@ def requests_of(
     sorted_note = f"{late} requests of the load came before the one above them; they were sorted by time"
     ids = [blocks[i] for i in order] if blocks is not None else []
     for place, row in zip(order, ids, strict=False):
-        if len(row) * block_tokens < inputs[place]:
+        if len(row) != -(-inputs[place] // block_tokens):
             raise InputError(
                 f"request {place + 1} of the log has {len(row)} blocks of {block_tokens} tokens for "
                 f"{inputs[place]} input tokens; state the log's own `block_tokens`"
+            )
+        if len(set(row)) < len(row):
+            raise InputError(
+                f"request {place + 1} of the log has a block id twice; an id stands for its tokens and all "
+                "before them, so that none comes twice in a prompt"
             )
     counts = np.array([len(row) for row in ids] or np.zeros(len(arrival)), dtype=np.int64)
     return Requests(

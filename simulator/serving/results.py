@@ -275,7 +275,7 @@ class ServingResult(TableResult, Documented):
     """Rates, goodput a second and cost are of it; times and shares are of all requests."""
     requests_per_s: float
     offered_per_s: float | None
-    """Mean arrivals a second; null in a closed loop and for one moment."""
+    """Mean arrivals a second; null in a closed loop, and for one moment without a stated rate."""
     input_tokens_per_s_per_gpu: float
     output_tokens_per_s_per_gpu: float
     cached_tokens: int

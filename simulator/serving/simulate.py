@@ -292,8 +292,10 @@ def _words(one: Deployment) -> str:
 def _offered_per_s(service: Service, served: Served) -> float | None:
     """Mean arrivals a second of an open loop."""
     span = int(served.arrival_ns[-1])
-    if service.concurrency is not None or not span:
+    if service.concurrency is not None:
         return None
+    if not span:
+        return service.serving.load.rate_per_s  # so high that all come at one moment
     return (len(served.arrival_ns) - 1) * NS_PER_S / span
 
 

@@ -194,3 +194,9 @@ def test_a_log_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: 
     path.write_bytes(gzip.compress(b"arrival_s,input_tokens,output_tokens\n" + b"0,1,1\n" * 1000))
     with pytest.raises(InputError, match="more than 1,000 bytes"):
         read_log(path)
+
+
+@pytest.mark.parametrize(("ids", "words"), [([1, 1], "a block id twice"), ([1, 2, 3], "has 3 blocks")])
+def test_block_ids_cover_the_prompt_once(ids: list[int], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        requests_of([0], [8], [1], [ids], 4)
