@@ -46,6 +46,8 @@ class ServingPool(Section):
     """Two micro-batches, one computing while the other's tokens travel."""
     cuda_graphs: bool = True
     """Decode steps replay a CUDA graph of the next bucket of the engine."""
+    graph_prefill_tokens: int | None = Field(None, ge=0, le=10_000_000)
+    """Most tokens of a step with prompts of which graphs hold all but attention. Absent: the engine's."""
     draft_tokens: int = Field(0, ge=0, le=16)
     """Tokens drafted a step (MTP, EAGLE) and checked in the next one."""
     memory_fraction: Share = 0.9
@@ -111,7 +113,7 @@ class ServingLoad(Section):
     length_spread: float = Field(0.0, ge=0, le=5)
     """Standard deviation of the logarithm of drawn lengths; 0: all are equal."""
     tokeniser_s_per_token: float = Field(0.0, ge=0, le=1e-3)
-    """Time of the tokeniser, one prompt after another: 5e-6 for English text, 8e-6 for random tokens."""
+    """Tokeniser, a prompt at a time, with the engine's server: 5e-6 for English, 8e-6 for random tokens."""
     cached_share: float = Field(0.0, ge=0, lt=1)
     """Share of each drawn prompt that a cache outside of the replicas holds, such as one on disks."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -40,7 +40,7 @@ def why_not(requests: Requests, pool: ReplicaPool, route: str) -> str:
     policy = pool.policy
     if requests.block_tokens and (policy.prefix_caching or route == PREFIX_AWARE):
         return "its requests share prefixes"
-    if policy.wait_steps > 1 or policy.prompts_only:
+    if policy.wait_steps > 1 or policy.wait_for_ranks or policy.prompts_only:
         return "its engine waits before it looks at requests"
     if pool.replicas * pool.ranks * min(policy.max_num_seqs, len(requests)) > MOST_ENDS:
         return "it has too many places for sequences"
@@ -52,7 +52,7 @@ class _Tables:
 
     def __init__(self, times: PaceModel, arrays: ServingArrays) -> None:
         self._ratios = times if isinstance(times, Stretched) else None
-        self._tables, _ = _quick(times)
+        self._tables = _quick(times)
         self._arrays, self._known = arrays, dict[int, int]()
         arrays.ratios[:] = 1.0 if self._ratios is None else np.nan
         for name in ("exact", "whole", "logits", "decode_plane", "prompt_plane", "core_launches"):
@@ -140,33 +140,10 @@ def _write_pace(arrays: ServingArrays, replica: int, pace: StepPace) -> None:
     arrays.pace_steps[replica] = pace.steps
 
 
-def _quick(times: PaceModel) -> tuple[QuickTables | None, StepModel | None]:
+def _quick(times: PaceModel) -> QuickTables | None:
+    """The tables behind a pool's step times, where compiled code reads them."""
     model = times.model if isinstance(times, Stretched) else times
-    return (model.quick_tables(), model) if type(model) is StepModel else (None, None)
-
-
-class _Machine(NamedTuple):
-    """What compiled code reads of a step model beside its tables."""
-
-    tabulated: int
-    graphs: int
-    graph_prefill: int
-    buckets: tuple[int, ...]
-    host_overlapped: int
-    exposed_host_s: float
-    host_s: float
-    launch_s: float
-
-
-def _machine(times: PaceModel) -> _Machine:
-    tables, model = _quick(times)
-    if tables is None or model is None:
-        return _Machine(0, 0, 0, (), 0, 0.0, 0.0, 0.0)
-    engine, graphs = model.deployment.engine, model.deployment.pool.cuda_graphs
-    return _Machine(
-        1, int(graphs), engine.graph_prefill, tuple(engine.graph_buckets), int(engine.host_overlapped),
-        engine.exposed_host_s.value, engine.host_s.value, engine.launch_s.value,
-    )  # fmt: skip
+    return model.quick_tables() if type(model) is StepModel else None
 
 
 def _arrays(
@@ -174,7 +151,8 @@ def _arrays(
 ) -> ServingArrays:
     """The state before the first event."""
     policy, count, ranks = pool.policy, len(requests), pool.replicas * pool.ranks
-    machine = _machine(pool.times)
+    tables = _quick(pool.times)
+    buckets = tables.buckets if tables else ()
     units = 1 if policy.gain == 1 else UNITS
     sizes = ServingSizes(
         replicas=pool.replicas, ranks=pool.ranks, requests=count, most=policy.max_num_seqs,
@@ -182,21 +160,20 @@ def _arrays(
         capacity=-1 if policy.kv_blocks is None else policy.kv_blocks, mixed=policy.mixed,
         chunked=policy.chunked, ahead=policy.ahead, units=units, gain=round(policy.gain * units),
         size=policy.block_tokens * units, most_ends=min(policy.max_num_seqs, count),
-        by_load=route != ROUND_ROBIN, closed=concurrency or 0, tabulated=machine.tabulated,
-        graphs=machine.graphs, graph_prefill=machine.graph_prefill, buckets=len(machine.buckets),
-        points=len(GRID), host_overlapped=machine.host_overlapped,
+        by_load=route != ROUND_ROBIN, closed=concurrency or 0, tabulated=tables is not None,
+        graph_prefill=tables.graph_prefill if tables else -1, buckets=len(buckets), points=len(GRID),
     )  # fmt: skip
     given: dict[str, Any] = {
         "sizes": np.array(sizes, dtype=np.int64),
         "reals": np.array([
             policy.reserve_new, policy.reserve_running, requests.cached_share,
-            machine.exposed_host_s, machine.host_s, machine.launch_s,
+            *((tables.exposed_s, tables.host_s, tables.launch_s) if tables else (0.0, 0.0, 0.0)),
         ]),
         "arrival": requests.arrival_ns.copy(),
         "inputs": np.ascontiguousarray(requests.input_tokens),
         "outputs": np.ascontiguousarray(requests.output_tokens),
         "points_at": np.array(GRID),
-        "bucket_rows": np.array(machine.buckets, dtype=np.int64),
+        "bucket_rows": np.array(buckets, dtype=np.int64),
     }  # fmt: skip
     if concurrency is not None:
         given["arrival"][:concurrency] = 0
@@ -204,7 +181,7 @@ def _arrays(
         **dict.fromkeys(_OF_REQUESTS, count), **dict.fromkeys(_OF_RANKS, ranks),
         **dict.fromkeys(_OF_REPLICAS, pool.replicas), **dict.fromkeys(_OF_EVENTS, 2 * pool.replicas + 2),
         "counters": 15, "phase": ranks * sizes.size, "ends": ranks * sizes.most_ends,
-        "batch": ranks * state.BATCH, "lasts": sizes.most_ends + 1, "exact": len(machine.buckets),
+        "batch": ranks * state.BATCH, "lasts": sizes.most_ends + 1, "exact": len(buckets),
         "whole": 2 * len(GRID), "logits": len(GRID), "decode_plane": len(GRID)**2,
         "prompt_plane": len(GRID)**2, "core_launches": 4, "ratios": RATIOS,
     }  # fmt: skip

@@ -99,6 +99,11 @@ class Deployment:
         return engine(self.serving.engine)
 
     @property
+    def host_overlapped(self) -> bool:
+        """Whether the host plans a step while the GPU runs the one before it."""
+        return self.engine.host_overlapped and (not self.pool.draft_tokens or self.engine.drafts_overlapped)
+
+    @property
     def exchange(self) -> str:
         """How tokens of data-parallel attention reach the experts: `allgather` or `deepep`."""
         return self.pool.exchange or self.engine.exchange
@@ -109,7 +114,15 @@ class Deployment:
         spreads = self._spreads
         return 1.0 + expected_maximum(self.pool.tp * self.pool.dp) * (spreads.clock + spreads.jitter)
 
-    def fullest(self, tokens: float) -> tuple[float, float]:
+    def expert_load(self, prefill: bool) -> float:
+        """Coefficient of variation of an expert's rows: stated, or of prefills under EPLB, or training's."""
+        load = self._spreads.expert_load
+        usual = load == Spreads.usual(self.cluster.accelerator.architecture).expert_load
+        if prefill and self.pool.redundant_experts and usual:
+            return float(_table("expert-load")["eplb_prefill"]["value"])
+        return load
+
+    def fullest(self, tokens: float, prefill: bool = False) -> tuple[float, float]:
         """Rows of the fullest rank over the mean, and its experts with rows, for `tokens` of the group.
 
         Some experts are popular (`expert_load_cv`) and tokens are dealt at random; with few of them some rank
@@ -120,7 +133,7 @@ class Deployment:
             return 1.0, 0.0
         local = (moe.experts + pool.redundant_experts) / pool.ep
         touched = 1.0 - (1.0 - min(moe.top_k / moe.experts, 1.0)) ** tokens
-        z, load = expected_maximum(pool.ep), self._spreads.expert_load
+        z, load = expected_maximum(pool.ep), self.expert_load(prefill)
         rows = sqrt(load**2 / local + pool.ep / (tokens * moe.routed_rows)) if load else 0.0
         active = local * touched + z * sqrt(local * touched * (1.0 - touched)) * bool(load)
         return 1.0 + z * rows, min(active, local)
@@ -223,7 +236,10 @@ class Deployment:
     @cached_property
     def cache_tokens(self) -> int:
         """Tokens whose keys and values one rank of `dp` holds; raises InfeasibleError where none fit."""
-        tokens = int(self.cache_room_bytes / (cache_bytes_per_token(self.shape, self.split) / self.pool.pp))
+        size = cache_bytes_per_token(self.shape, self.split) / self.pool.pp
+        if self.pool.draft_tokens:  # a layer that drafts keeps its own
+            size *= 1.0 + 1.0 / len(self.shape.layers)
+        tokens = int(self.cache_room_bytes / size)
         if tokens < self.engine.block_tokens:
             raise InfeasibleError(
                 f"{self.shape.name}: {self.weight_bytes / 1e9:.1f} GB of weights and "
@@ -274,7 +290,7 @@ class Deployment:
             block_tokens=block, kv_blocks=self.cache_tokens // block, mixed=self.engine.mixed,
             chunked=self.engine.chunked, prefix_caching=self.serving.prefix_caching,
             reserve_new=self.engine.reserve[0], reserve_running=self.engine.reserve[1],
-            gain=self.tokens_per_step, ahead=self.engine.host_overlapped, prompts_only=self.role == "prefill",
+            gain=self.tokens_per_step, ahead=self.host_overlapped, prompts_only=self.role == "prefill",
             wait_steps=self.pool.wait_steps, wait_for_ranks=self.pool.wait_for_ranks,
             sends_chunks=self.role == "prefill" and self.engine.sends_chunks,
         )  # fmt: skip
@@ -284,10 +300,12 @@ def weight_bytes(shape: ModelShape, pool: ServingPool, linear: Format, experts: 
     """Bytes of weights on the fullest GPU of a replica.
 
     Attention and dense FFNs are split over `tp` and copied over `dp`, latent down-projections are on every
-    rank; routed experts and redundant ones over `ep` x `expert_tp`; router, norms and tables are BF16.
+    rank; routed experts and redundant ones over `ep` x `expert_tp`; router, norms and tables are BF16. A
+    model without layers for drafts (MTP) has one more of its last kind, with a projection (EAGLE).
     """
     element, bf16 = ELEMENT_BYTES[linear], ELEMENT_BYTES["bf16"]
-    layers = list(shape.layer_kinds) + ([MTP] * shape.mtp_layers if pool.draft_tokens else [])
+    drafting = [MTP] * shape.mtp_layers or [shape.layer_kinds[-1]]
+    layers = [*shape.layer_kinds, *(drafting if pool.draft_tokens else ())]
     stage = ceil(len(layers) / pool.pp)
     size_of = {}
     for kind in dict.fromkeys(layers):
@@ -309,6 +327,8 @@ def weight_bytes(shape: ModelShape, pool: ServingPool, linear: Format, experts: 
             size += ELEMENT_BYTES[experts] * p.routed_experts * share
         size_of[kind] = size
     sizes = [size_of[kind] for kind in layers]
+    if pool.draft_tokens and not shape.mtp_layers:
+        sizes[-1] += 2 * shape.hidden**2 * bf16
     table = shape.vocab * shape.hidden * bf16 / pool.tp
     tables = table if shape.tied_embeddings and pool.pp == 1 else 2 * table
     if pool.pp == 1:
@@ -410,12 +430,16 @@ def notes_of(one: Deployment) -> tuple[str, ...]:
             notes.append(f"{card.name} does not multiply {fmt}: {key} count at the rate of a wider format")
     if serving.cache in ("nvfp4", "mxfp4"):
         notes.append(f"no measured kernel reads keys and values in {serving.cache}")
+    if one.role != "decode" and one.expert_load(True) != one.expert_load(False):
+        notes.append(
+            f"prompts: an expert's rows vary by {one.expert_load(True):g} of their mean although EPLB places "
+            "them (assumed, as by AIConfigurator): state routing.expert_load_cv for your own"
+        )
     if drafts := one.pool.draft_tokens:
         measured, longest = accepted_of(shape.name)
         if not shape.mtp_layers:
             notes.append(
-                f"{shape.name} has no layer that drafts tokens: one of its own layers stands for a draft "
-                "model, without memory"
+                f"{shape.name} has no layer that drafts tokens: one of its own stands for a draft model"
             )
         if serving.acceptance is None and measured != shape.name:
             notes.append(

@@ -21,10 +21,16 @@ from moesim.simulator.serving.engines import EngineFigure
 from moesim.simulator.serving.replicas import StepPace
 from moesim.simulator.serving.scheduler import StepBatch
 from moesim.simulator.serving.terms import Piece, Plane, StepTerms, TableRow, Total, total
-from moesim.simulator.studies.sources import MODEL_ERROR
 
 TO_80 = 1.2816
 """Half an 80 % interval of a normal error in standard deviations."""
+LEFT_OUT_DECODES, LEFT_OUT_PROMPTS = 0.05, 0.15
+"""Standard deviations of the relative error that no entry carries, of steps without and with prompts.
+
+Assumed from errors of simulators whose steps were measured, so that kernels count once: SGLang's has
+1 to 4 % in TPOT and 2 to 6 % in TTFT, LLMServingSim 2 1.7 and 22 % (1.25 mean absolute errors are a standard
+deviation: the most of TPOT, the middle of TTFT). The 10 % of training (`MODEL_ERROR`) hold kernels too.
+"""
 
 
 class StepPart(NamedTuple):
@@ -71,7 +77,9 @@ class QuickTables(NamedTuple):
     """Tables of a replica with one rank, without drafts and micro-batches; they fill, and never shrink.
 
     `whole`: layers, experts and exchange over rows, by whether the step has prompts. `core_launches`: kernels
-    of attention by whether there are decodes and prompts.
+    of attention by whether there are decodes and prompts. `graph_prefill`: most rows with prompts in a graph.
+    `buckets`: decodes of captured graphs. Seconds: of a launch, of a host that works ahead, and what every step
+    waits for it.
     """
 
     whole: dict[bool, TableRow]
@@ -79,6 +87,11 @@ class QuickTables(NamedTuple):
     decodes: Plane
     prompts: Plane
     core_launches: dict[tuple[bool, bool], int]
+    graph_prefill: int
+    buckets: tuple[int, ...]
+    launch_s: float
+    host_s: float
+    exposed_s: float
 
 
 class StepModel:
@@ -126,7 +139,8 @@ class StepModel:
         if not pool.cuda_graphs:
             return False, rows
         if prefill:
-            return rows <= engine.graph_prefill, rows
+            stated = pool.graph_prefill_tokens
+            return rows <= (engine.graph_prefill if stated is None else stated), rows
         at = bisect_left(engine.graph_buckets, decodes)
         if at == len(engine.graph_buckets):
             return False, rows
@@ -179,7 +193,7 @@ class StepModel:
         if per > 1 and decodes:
             rest += terms.drafts(decodes, context)
         shares = self._together(rows, times, total(side), total(experts), total(exchange), total(rest))
-        return self._parts(shares, times, [*side, *experts], exchange, rest)
+        return self._parts(shares, rows, times, [*side, *experts], exchange, rest)
 
     def _together(
         self, rows: _Rows, times: int, side: Total, experts: Total, exchange: Total, rest: Total
@@ -195,17 +209,30 @@ class StepModel:
             slots = in_slots if rows.prefill else _anywhere
             exposed = slots(side.slowed, experts.slowed, exchange.out, back) - busy
         gpu = busy + exposed + rest.seconds
-        launches = (times * (compute.launches + exchange.launches) + rest.launches) * engine.launch_s.value
-        eager = 0.0 if rows.graph else max(launches - gpu, 0.0)
-        if engine.host_overlapped:
-            host = engine.exposed_host_s.value + max(engine.host_s.value - gpu - eager, 0.0)
-        else:
-            host = engine.host_s.value
+        launches = times * (compute.launches + exchange.launches) + rest.launches
+        waited = self._waited(0 if rows.graph else launches, gpu, engine.launch_s.value)
+        eager = 0.0 if rows.graph else waited
+        host = waited - eager + self._exposed.value
         return StepShares(gpu + eager + host, busy, exposed, eager, host)
 
+    def _waited(self, launches: int, gpu: float, launch_s: float) -> float:
+        """What a GPU that has `gpu` seconds of work waits for a host that works ahead (eq. Q8).
+
+        One thread plans the step and launches its kernels, one after the other.
+        """
+        d = self.deployment
+        return max(launches * launch_s + d.engine.host_s.value * d.host_overlapped - gpu, 0.0)
+
+    @property
+    def _exposed(self) -> EngineFigure:
+        """What every GPU step waits for the host."""
+        d = self.deployment
+        return d.engine.exposed_host_s if d.host_overlapped else d.engine.host_s
+
     def _parts(
-        self, shares: StepShares, times: int, compute: list[Piece], exchange: list[Piece], rest: list[Piece]
-    ) -> StepCost:
+        self, shares: StepShares, rows: _Rows, times: int, compute: list[Piece], exchange: list[Piece],
+        rest: list[Piece],
+    ) -> StepCost:  # fmt: skip
         engine = self.deployment.engine
         sent = times * sum(piece.seconds for piece in exchange)
         parts = [_part(piece, times, 1.0) for piece in compute]
@@ -220,9 +247,16 @@ class StepModel:
         kept: dict[str, StepPart] = {}
         for part in parts:
             kept[part.name] = _joined(kept[part.name], part) if part.name in kept else part
-        spread = TO_80 * _error([*compute, *rest], exchange, times, shares, engine.exposed_host_s)
-        seconds = shares.seconds
-        return StepCost(seconds, max(seconds - spread, 0.0), seconds + spread, tuple(kept.values()))
+        left_out = LEFT_OUT_PROMPTS if rows.prefill else LEFT_OUT_DECODES
+        spread = TO_80 * _error([*compute, *rest], exchange, times, shares, self._exposed, left_out)
+        seconds, gpu = shares.seconds, shares.seconds - shares.launches_s - shares.host_s
+        # A host that hardly waits at its own middle may at the slow end of its range.
+        less, more = (
+            0.0 if rows.graph else abs(self._waited(launches, gpu, end) - shares.launches_s)
+            for end in (engine.launch_s.low, engine.launch_s.high)
+        )
+        low, high = seconds - hypot(spread, less), seconds + hypot(spread, more)
+        return StepCost(seconds, max(low, 0.0), high, tuple(kept.values()))
 
     # -- tables -----------------------------------------------------------------------------------
 
@@ -245,7 +279,14 @@ class StepModel:
         """The tables from which compiled code reads `pace` too; None where `pace` reads others."""
         if not self._is_quick or self.terms.forms:
             return None
-        return QuickTables(self._whole, self._logits, self._decodes, self._prefills, self._core_launches)
+        d, stated = self.deployment, self.deployment.pool.graph_prefill_tokens
+        graphs = d.pool.cuda_graphs
+        return QuickTables(
+            self._whole, self._logits, self._decodes, self._prefills, self._core_launches,
+            graph_prefill=(d.engine.graph_prefill if stated is None else stated) if graphs else -1,
+            buckets=tuple(d.engine.graph_buckets) if graphs else (), launch_s=d.engine.launch_s.value,
+            host_s=d.engine.host_s.value * d.host_overlapped, exposed_s=self._exposed.value,
+        )  # fmt: skip
 
     def _quick(self, batch: StepBatch, prefill: bool) -> StepPace:
         """The pace of one rank without drafts and micro-batches."""
@@ -262,23 +303,18 @@ class StepModel:
             gpu += self._prefills.read(tokens, pairs / tokens)[0]
             if self.terms.forms:
                 gpu += self._formed.at(self.terms.keys_formed(batch))[0]
-        if not graph:
-            gpu = max(gpu, self._launches(whole.launches + logits.launches, decodes > 0, prefill))
-        host = engine.exposed_host_s.value
-        if not engine.host_overlapped:
-            host = engine.host_s.value
-        elif gpu < engine.host_s.value:
-            host += engine.host_s.value - gpu
-        return StepPace((gpu + host) * 1e9, growth * 1e9, max(int(room), 1))
+        count = 0 if graph else self._launches(whole.launches + logits.launches, decodes > 0, prefill)
+        gpu += self._waited(count, gpu, engine.launch_s.value)
+        return StepPace((gpu + self._exposed.value) * 1e9, growth * 1e9, max(int(room), 1))
 
-    def _launches(self, others: int, decodes: bool, prefill: bool) -> float:
-        """Host seconds of the launches of a step without a graph."""
+    def _launches(self, others: int, decodes: bool, prefill: bool) -> int:
+        """Kernels of a step without a graph."""
         found = self._core_launches.get((decodes, prefill))
         if found is None:
             found = total(self.terms.prompts(StepBatch(0, 0, 1, 1, 1))).launches if prefill else 0
             found += total(self.terms.decodes(1, 1)).launches if decodes else 0
             self._core_launches[decodes, prefill] = found
-        return (others + found) * self.deployment.engine.launch_s.value
+        return others + found
 
     def _tabulated(self, ranks: Sequence[StepBatch]) -> float:
         """Seconds of a step as `cost` gives them, within 1 %."""
@@ -353,8 +389,9 @@ def _said(name: str, figure: EngineFigure) -> Evidence:
 
 
 def _error(
-    compute: Iterable[Piece], exchange: Iterable[Piece], times: int, shares: StepShares, host: EngineFigure
-) -> float:
+    compute: Iterable[Piece], exchange: Iterable[Piece], times: int, shares: StepShares, host: EngineFigure,
+    left_out: float,
+) -> float:  # fmt: skip
     """Standard error of a step: errors of one calibration entry add up, those of several as squares."""
     errors: dict[str, float] = defaultdict(float)
     for piece in compute:
@@ -364,8 +401,8 @@ def _error(
     for piece in exchange:
         errors[piece.name] += piece.error_s / sent * shares.exchange_s if sent else 0.0
     errors["host"] = (host.high - host.low) / 2.0 / TO_80
-    errors["model.left_out"] = MODEL_ERROR * shares.seconds
-    return hypot(*errors.values(), 0.5 * shares.launches_s)
+    errors["model.left_out"] = left_out * shares.seconds
+    return hypot(*errors.values())
 
 
 __all__ = ["StepCost", "StepModel", "StepPart", "StepShares", "in_slots", "overlapped"]

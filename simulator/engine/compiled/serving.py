@@ -309,16 +309,14 @@ def _read(run: Run, plane: Vector, x: float, y: float) -> tuple[float, float, fl
 @compiled
 def _layers(run: Run, decodes: int, tokens: int) -> tuple[float, float, bool]:
     """Seconds and launches of layers, experts and exchange, and whether a graph is replayed."""
-    rows, base = decodes + tokens, run.points if tokens else 0
-    graph = run.graphs != 0
-    if graph and tokens:
+    rows, base, graph = decodes + tokens, run.points if tokens else 0, False
+    if tokens:
         graph = rows <= run.graph_prefill
-    elif graph:
+    else:
         at = 0
         while at < run.buckets and run.bucket_rows[at] < decodes:
             at += 1
-        graph = at < run.buckets
-        if graph:
+        if at < run.buckets:
             return run.exact[at], run.exact_launches[at], True
     return _at(run, run.whole, base, rows), run.whole_launches[base + _below(run, rows)], graph
 
@@ -337,24 +335,21 @@ def _tabulated(run: Run, replica: int) -> bool:
         gpu += seconds
     if tokens:
         gpu += _read(run, run.prompt_plane, tokens, pairs / tokens)[0]
+    waits = reals[state.HOST_S] - gpu
     if not graph:
         launches += run.logits_launches[_below(run, decodes + prompts)]
         launches += run.core_launches[(1 if decodes else 0) + (2 if tokens else 0)]
-        if isnan(launches):
-            return False
-        gpu = max(gpu, launches * reals[state.LAUNCH_S])
-    host = reals[state.EXPOSED_HOST_S]
-    if not run.host_overlapped:
-        host = reals[state.HOST_S]
-    elif gpu < reals[state.HOST_S]:
-        host += reals[state.HOST_S] - gpu
+        waits = launches * reals[state.LAUNCH_S] + reals[state.HOST_S] - gpu
+    if isnan(waits):
+        return False
+    gpu += max(waits, 0.0)
     most = 0
     while decodes >> most:
         most += 1
     ratio = run.ratios[most + (64 if tokens else 0)]
-    if isnan(gpu) or isnan(ratio):
+    if isnan(ratio):
         return False
-    run.pace_first[replica] = (gpu + host) * 1e9 * ratio
+    run.pace_first[replica] = (gpu + reals[state.EXPOSED_HOST_S]) * 1e9 * ratio
     run.pace_growth[replica] = growth * 1e9 * ratio
     run.pace_steps[replica] = max(int(room), 1)
     return True

@@ -375,11 +375,9 @@ class ServingSizes(NamedTuple):
     by_load: int
     closed: int
     tabulated: int
-    graphs: int
     graph_prefill: int
     buckets: int
     points: int
-    host_overlapped: int
 
 
 class ServingArrays(NamedTuple):
