@@ -85,12 +85,19 @@ class Service:
         return load.concurrency if load.arrivals == "concurrency" else None
 
     def run(
-        self, requests: Requests | None = None, watch: Callable[[PromptChunk], None] | None = None
+        self,
+        requests: Requests | None = None,
+        watch: Callable[[PromptChunk], None] | None = None,
+        every_ns: int | None = None,
     ) -> Served:
-        """Serve the load, or another one; `watch` is told every chunk of a prompt."""
+        """Serve the load, or another one; `watch` is told every chunk of a prompt.
+
+        Sequences are counted at all multiples of `every_ns`; absent: at some 200 to 400 moments.
+        """
         load = self.requests if requests is None else requests
-        route, pool, most = self.serving.router, self.pools[0], 2 * MOMENTS
-        every = max(int(load.arrival_ns[-1]) // MOMENTS, FIRST_INTERVAL_NS)
+        route, pool = self.serving.router, self.pools[0]
+        most = 2 * MOMENTS if every_ns is None else 1 << 30
+        every = every_ns or max(int(load.arrival_ns[-1]) // MOMENTS, FIRST_INTERVAL_NS)
         concurrency = self.concurrency if requests is None else None
         front = self._front_ns if self.serving.load.tokeniser_s_per_token else None
         if len(self.pools) == 1 and front is None and watch is None and not why_not(load, pool, route):

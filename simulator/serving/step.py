@@ -78,8 +78,8 @@ class QuickTables(NamedTuple):
 
     `whole`: layers, experts and exchange over rows, by whether the step has prompts. `core_launches`: kernels
     of attention by whether there are decodes and prompts. `graph_prefill`: most rows with prompts in a graph.
-    `buckets`: decodes of captured graphs. Seconds: of a launch, of a host that works ahead, and what every step
-    waits for it.
+    `buckets`: decodes of captured graphs. Seconds: of a launch, of a host that works ahead, and what every
+    step waits for it.
     """
 
     whole: dict[bool, TableRow]
