@@ -10,9 +10,16 @@ import pytest
 
 from moesim.hwmodels.errors import InfeasibleError
 from moesim.simulator.scenario.serving import ServingPool
-from moesim.simulator.serving.replicas import ReplicaPool, Served, StepPace, serve_requests
+from moesim.simulator.serving.replicas import (
+    PromptChunk,
+    ReplicaPool,
+    Served,
+    StepPace,
+    prefix_aware,
+    serve_requests,
+)
 from moesim.simulator.serving.requests import Requests, arrivals, requests_of
-from moesim.simulator.serving.scheduler import Policy, StepBatch
+from moesim.simulator.serving.scheduler import Policy, Scheduler, StepBatch
 
 MS = 1_000_000
 
@@ -211,3 +218,40 @@ def test_the_tokeniser_takes_prompts_one_after_another() -> None:
         log, ReplicaPool(1, Policy(4, 64), Steps(10)), front_ns=lambda tokens: 25 * tokens
     )
     assert served.scheduled_ns.tolist() == [100, 200, 300]
+
+
+# -- laws that no test above holds, as mutants of the modules showed ------------------------------------------
+
+
+def test_what_was_handed_over_is_not_computed_again() -> None:
+    seen: list[PromptChunk] = []
+    served = serve_requests(
+        load((0, 40, 3)), pool(steps=Steps(token_ns=MS)), prefill=pool(2, prompts_only=True),
+        transfer_ns=lambda tokens: 5 * MS, watch=seen.append,
+    )  # fmt: skip
+    assert ms(served.last_token_ns) == [35], "two decode steps of 10 ms, and no prompt's tokens"
+    assert seen == [PromptChunk(0, True, 0, 0, 10 * MS, 40)]
+    assert served.prefill_rank.tolist() == served.rank.tolist() == [0]
+
+
+def test_a_prefix_draws_no_more_where_loads_differ_by_more_than_the_routers_bounds() -> None:
+    for waiting, expected in ((15, 0), (18, 1)):  # four each, beside one that runs: 61 and 73 against 0
+        ranks = [Scheduler(Policy(1, 100, 4), requests_of([0], [8], [2], [[1, 2]], 4)) for _ in range(2)]
+        ranks[0].cache.take([1, 2], 0)
+        assert prefix_aware(0, ranks, [1 + 4 * waiting, 0]) == expected
+        assert prefix_aware(0, ranks, [1 + 4 * waiting + 300, 300]) == 0, "below 1.5 times"
+
+
+def test_requests_that_the_engine_has_not_looked_at_count_for_the_router() -> None:
+    log = requests_of([0, 0, 25, 26, 27], [4] * 5, [100, 100, 5, 5, 5])
+    served = serve_requests(log, ReplicaPool(2, Policy(9, 64, wait_steps=10), Steps(10)))
+    assert served.rank.tolist() == [0, 1, 0, 1, 0]
+
+
+def test_prompts_that_waited_for_other_ranks_go_as_many_as_a_step_takes() -> None:
+    policy = Policy(9, 8, wait_steps=10, wait_for_ranks=True)
+    log = requests_of([0, 0, 25, 25, 25, 25], [4, 4, 5, 5, 5, 5], [100, 100, 5, 5, 5, 5])
+    served = serve_requests(log, ReplicaPool(1, policy, Steps(10), 2))
+    assert served.scheduled_ns.tolist()[2:] == [30, 30, 40, 40]
+    three = requests_of([0, 0, 25, 25, 25, 25], [4, 4, 3, 3, 5, 5], [100, 100, 5, 5, 5, 5])
+    assert serve_requests(three, ReplicaPool(1, policy, Steps(10), 2)).scheduled_ns.tolist()[2:] == [30] * 4

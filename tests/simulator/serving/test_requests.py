@@ -200,3 +200,16 @@ def test_a_log_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: 
 def test_block_ids_cover_the_prompt_once(ids: list[int], words: str) -> None:
     with pytest.raises(InputError, match=words):
         requests_of([0], [8], [1], [ids], 4)
+
+
+def test_the_first_time_of_a_repeated_log_is_the_log_and_others_move_by_a_mean_gap() -> None:
+    log = requests_of(np.arange(5) * 1000, [1, 2, 3, 4, 5], [1] * 5)
+    assert repeated(log, 5, 3).arrival_ns.tolist() == log.arrival_ns.tolist()
+    twice = repeated(log, 10, 3)
+    for length, moment in zip(log.input_tokens, log.arrival_ns, strict=True):
+        times = twice.arrival_ns[twice.input_tokens == length]
+        assert len(times) == 2 and moment in times
+        assert (np.abs(times - moment) <= 1000).all() and (times >= 0).all() and (times <= 4000).all()
+    assert twice.arrival_ns[0] == 0 and (np.diff(twice.arrival_ns) >= 0).all()
+    alone = repeated(requests_of([0], [1], [1]), 3, 0)
+    assert alone.arrival_ns.tolist() == [0, 0, 0]
