@@ -96,10 +96,19 @@ def requests_of(
 ) -> Requests:
     """Requests sorted by arrival (equal times keep their order), the first at zero.
 
-    Raises InputError for lengths below one token, and for ids that do not cover the prompt.
+    Raises InputError for what is no list of whole numbers, lists of different lengths, lengths below one token,
+    and ids that do not cover the prompt.
     """
-    arrival = np.asarray(arrival_ns, dtype=np.int64)
-    inputs, outputs = np.asarray(input_tokens, dtype=np.int64), np.asarray(output_tokens, dtype=np.int64)
+    arrival, inputs, outputs = (
+        _whole_numbers(name, numbers)
+        for name, numbers in (
+            ("arrival_ns", arrival_ns), ("input_tokens", input_tokens), ("output_tokens", output_tokens)
+        )
+    )  # fmt: skip
+    if not len(arrival) == len(inputs) == len(outputs):
+        raise InputError(
+            f"{len(arrival)} arrivals, {len(inputs)} prompts and {len(outputs)} answers are no load; give as many"
+        )
     if len(arrival) == 0:
         raise InputError("the load has no requests; state a log with at least one, or a rate and a number")
     for name, lengths in (("input", inputs), ("output", outputs)):
@@ -132,6 +141,21 @@ def requests_of(
         block_tokens=block_tokens if blocks is not None else 0,
         notes=((sorted_note,) if late else ()) + _gap_notes(arrival[order]),
     )
+
+
+def _whole_numbers(name: str, numbers: Any) -> IntArray:
+    """A list of whole numbers as an array; raises InputError for anything else."""
+    found = np.asarray(numbers)
+    if found.ndim == 1 and found.size == 0:
+        return np.zeros(0, dtype=np.int64)
+    if found.ndim == 1 and found.dtype.kind in "iuf":
+        inside = (found >= -MOST) & (found <= MOST)  # false for NaN
+        whole = inside & (found == np.rint(found))
+        if whole.all():
+            return found.astype(np.int64)
+        at = int(np.flatnonzero(~whole)[0])
+        raise InputError(f"{name} of request {at + 1} is {found[at]}; it is a whole number below 2^62")
+    raise InputError(f"{name} is {str(numbers)[:60]}; it is a list of whole numbers")
 
 
 def _gap_notes(arrival: IntArray) -> tuple[str, ...]:

@@ -220,7 +220,7 @@ def test_the_tokeniser_takes_prompts_one_after_another() -> None:
     assert served.scheduled_ns.tolist() == [100, 200, 300]
 
 
-# -- laws that no test above holds, as mutants of the modules showed ------------------------------------------
+# -- laws that no test above holds, as mutants of the modules showed ----------------------------------------
 
 
 def test_what_was_handed_over_is_not_computed_again() -> None:

@@ -213,3 +213,21 @@ def test_the_first_time_of_a_repeated_log_is_the_log_and_others_move_by_a_mean_g
     assert twice.arrival_ns[0] == 0 and (np.diff(twice.arrival_ns) >= 0).all()
     alone = repeated(requests_of([0], [1], [1]), 3, 0)
     assert alone.arrival_ns.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("times", "inputs", "words"),
+    [
+        ([float("nan")], [1], "arrival_ns of request 1 is nan"),
+        ([1e308], [1], "below 2"),
+        ([2**62], [1], "arrival_ns of request 1"),
+        ([0], [1.5], "input_tokens of request 1 is 1.5"),
+        ([0, 1], [1], "2 arrivals, 1 prompts"),
+        (["x"], [1], "a list of whole numbers"),
+        ([[0]], [1], "a list of whole numbers"),
+        (0, [1], "a list of whole numbers"),
+    ],
+)
+def test_what_is_no_list_of_whole_numbers_is_refused(times: object, inputs: object, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        requests_of(times, inputs, [1])
