@@ -96,8 +96,8 @@ def requests_of(
 ) -> Requests:
     """Requests sorted by arrival (equal times keep their order), the first at zero.
 
-    Raises InputError for what is no list of whole numbers, lists of different lengths, lengths below one token,
-    and ids that do not cover the prompt.
+    Raises InputError for what is no list of whole numbers, lists of different lengths, lengths below one
+    token, and ids that do not cover the prompt.
     """
     arrival, inputs, outputs = (
         _whole_numbers(name, numbers)
@@ -107,7 +107,8 @@ def requests_of(
     )  # fmt: skip
     if not len(arrival) == len(inputs) == len(outputs):
         raise InputError(
-            f"{len(arrival)} arrivals, {len(inputs)} prompts and {len(outputs)} answers are no load; give as many"
+            f"{len(arrival)} arrivals, {len(inputs)} prompts and {len(outputs)} answers are no load; give one of "
+            "each for a request"
         )
     if len(arrival) == 0:
         raise InputError("the load has no requests; state a log with at least one, or a rate and a number")

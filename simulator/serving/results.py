@@ -179,7 +179,7 @@ class Imbalance(Section):
     """Without experts on several GPUs empty."""
 
 
-class Interval(Section):
+class FigureInterval(Section):
     """Ends of a figure where all steps of the load are at the fast, or the slow end of their 80 %."""
 
     low: float
@@ -189,7 +189,7 @@ class Interval(Section):
 class Intervals(Section):
     """80 % intervals of a served load: it is served twice more, with all steps at an end of their own."""
 
-    figures: dict[str, Interval]
+    figures: dict[str, FigureInterval]
     """By the key of the figure in the result, such as `ttft_s.p90`."""
     slow_drains: bool
     """Whether the replicas keep up with the load at the slow end; if not, that end depends on its length."""
@@ -222,7 +222,7 @@ def intervals_of(fast: ServingResult, slow: ServingResult) -> Intervals:
     for key in WITH_INTERVALS:
         ends = figure(fast, key), figure(slow, key)
         if ends[0] is not None and ends[1] is not None:
-            figures[key] = Interval(low=min(ends[0], ends[1]), high=max(ends[0], ends[1]))
+            figures[key] = FigureInterval(low=min(ends[0], ends[1]), high=max(ends[0], ends[1]))
     return Intervals(figures=figures, slow_drains=slow.drains)
 
 
@@ -326,7 +326,8 @@ class ServingResult(TableResult, Documented):
     def _ends(self, key: str, text: Callable[[float], str]) -> str:
         """The interval of a figure in words, after the figure; empty without one."""
         known = self.intervals.figures.get(key) if self.intervals else None
-        return "" if known is None else f" (80 % of {key}: {text(known.low)} to {text(known.high)})"
+        of = f" of {key.partition('.')[2]}" if "." in key else ""
+        return "" if known is None else f" (80 %{of}: {text(known.low)} to {text(known.high)})"
 
     def __str__(self) -> str:
         """The main figures with their units, in about fifteen lines."""

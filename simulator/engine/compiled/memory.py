@@ -23,7 +23,7 @@ from moesim.simulator.engine.compiled.state import (
     SEQUENCE,
     SERVING_LAYOUT,
     STEP_LAYOUT,
-    Layout,
+    ArrayLayout,
 )
 
 # -- compiling -------------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
 # -- the arrays of a run ---------------------------------------------------------------------------
 
 Run = Any
-"""In compiled code: the sizes of a `Layout` as numbers, its fields as vectors."""
+"""In compiled code: the sizes of a `ArrayLayout` as numbers, its fields as vectors."""
 Vector = Any
 """In compiled code: a vector of which only the address is known."""
 
@@ -52,7 +52,7 @@ Vector = Any
 class RunType(types.Type):
     """The address of the table of addresses."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: ArrayLayout) -> None:
         """One type for all runs whose arrays are of a layout."""
         super().__init__(name=f"Run({layout.name})")
         self.layout = layout

@@ -485,7 +485,7 @@ BATCH = 5
 # -- addresses -------------------------------------------------------------------------------------
 
 
-class Layout:
+class ArrayLayout:
     """Names of the arrays of a run in the order of their addresses, and of the numbers in `sizes`.
 
     `floats`: fields of floating-point numbers; all others hold integers.
@@ -511,8 +511,8 @@ class Layout:
         return np.array([address_of(array) for array in arrays], dtype=np.int64)
 
 
-STEP_LAYOUT = Layout("step", SIZES, Tables, RunState)
-SERVING_LAYOUT = Layout("serving", ServingSizes._fields, ServingArrays)
+STEP_LAYOUT = ArrayLayout("step", SIZES, Tables, RunState)
+SERVING_LAYOUT = ArrayLayout("serving", ServingSizes._fields, ServingArrays)
 
 
 def address_of(array: np.ndarray[Any, Any]) -> int:

@@ -234,6 +234,14 @@ def test_what_was_handed_over_is_not_computed_again() -> None:
     assert served.prefill_rank.tolist() == served.rank.tolist() == [0]
 
 
+def test_the_least_loaded_of_all_ranks_decodes_what_was_handed_over() -> None:
+    served = serve_requests(
+        load(*[(0, 4, 50)] * 6), pool(3, 2), prefill=pool(2, 2, prompts_only=True), route="round_robin"
+    )
+    assert sorted(served.rank.tolist()) == list(range(6))
+    assert served.prefill_rank.tolist() == [0, 1, 2, 3, 0, 1]
+
+
 def test_a_prefix_draws_no_more_where_loads_differ_by_more_than_the_routers_bounds() -> None:
     for waiting, expected in ((15, 0), (18, 1)):  # four each, beside one that runs: 61 and 73 against 0
         ranks = [Scheduler(Policy(1, 100, 4), requests_of([0], [8], [2], [[1, 2]], 4)) for _ in range(2)]

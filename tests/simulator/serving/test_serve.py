@@ -231,7 +231,7 @@ def test_slow_steps_enclose_the_result_with_fast_ones() -> None:
         known, now = result.intervals.figures[key], figure(result, key)
         assert now is not None and known.low < now < known.high
     assert "transfer_s.p50" not in result.intervals.figures
-    assert "80 % of ttft_s.p50" in str(result) and "80 %" not in str(serve(scenario(tp=2))).split("decode")[0]
+    assert "(80 % of p50: " in str(result) and "80 %" not in str(serve(scenario(tp=2))).split("decode")[0]
 
 
 def test_the_fullest_rank_and_its_step_are_in_the_result() -> None:
