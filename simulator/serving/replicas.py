@@ -191,9 +191,17 @@ class _Replica:
             self._asleep = None
 
     def _tell(self, rank: int) -> None:
-        """The router's view of a rank; held requests count as waiting ones."""
+        """The router's view of a rank; held requests count as waiting ones.
+
+        Where prompts wait for each other's ranks, requests are counted alike: TensorRT-LLM gives a new one to
+        a rank with fewer than the mean (_torch/pyexecutor/executor_request_queue.py, release 1.2).
+        """
         held = sum(each[0] == rank for each in self._held) if self._held else 0
-        self._loads[self._first + rank] = self.ranks[rank].load + 4 * held
+        scheduler = self.ranks[rank]
+        load = scheduler.load + 4 * held
+        if self._pool.policy.wait_for_ranks:
+            load = scheduler.running + scheduler.queued + held
+        self._loads[self._first + rank] = load
 
     def _steps_to_look(self, done: int, most: int) -> int:
         """Steps, from `done` to `most` of the present ones, until the engine looks at held requests."""
