@@ -45,6 +45,8 @@ class ServingPool(Section):
     """Two micro-batches, one computing while the other's tokens travel."""
     cuda_graphs: bool = True
     """Decode steps replay a CUDA graph of the next bucket of the engine."""
+    graph_prefill_tokens: int | None = Field(None, ge=0, le=10_000_000)
+    """Most tokens of a step with prompts of which graphs hold all but attention. Absent: the engine's."""
     draft_tokens: int = Field(0, ge=0, le=16)
     """Tokens drafted a step (MTP, EAGLE) and checked in the next one."""
     memory_fraction: Share = 0.9

@@ -269,7 +269,7 @@ def run_of(row: ServingRow, rows: Sequence[ServingRow] = ()) -> ServedRun:
     facts: dict[str, Any] = {
         "model": MODELS[row.model], "hardware": row.hardware, "engine": row.engine, "release": row.release,
         "precision": row.precision, "day": row.day, "group": row.group, "isl": row.isl, "osl": row.osl,
-        "concurrency": row.concurrency, "tp": plan.tp, "dp": plan.dp > 1, "drafts": 0,
+        "concurrency": row.concurrency, "tp": plan.tp, "row_ep": plan.ep, "dp": plan.dp > 1, "drafts": 0,
         "mode": "disagg" if row.prefill else "agg",
     }  # fmt: skip
     setup: dict[str, Any] = {}

@@ -99,6 +99,11 @@ class Deployment:
         return engine(self.serving.engine)
 
     @property
+    def host_overlapped(self) -> bool:
+        """Whether the host plans a step while the GPU runs the one before it."""
+        return self.engine.host_overlapped and (not self.pool.draft_tokens or self.engine.drafts_overlapped)
+
+    @property
     def exchange(self) -> str:
         """How tokens of data-parallel attention reach the experts: `allgather` or `deepep`."""
         return self.pool.exchange or self.engine.exchange
@@ -269,7 +274,7 @@ class Deployment:
             block_tokens=block, kv_blocks=self.cache_tokens // block, mixed=self.engine.mixed,
             chunked=self.engine.chunked, prefix_caching=self.serving.prefix_caching,
             reserve_new=self.engine.reserve[0], reserve_running=self.engine.reserve[1],
-            gain=self.tokens_per_step, ahead=self.engine.host_overlapped, prompts_only=self.role == "prefill",
+            gain=self.tokens_per_step, ahead=self.host_overlapped, prompts_only=self.role == "prefill",
             wait_steps=self.pool.wait_steps, wait_for_ranks=self.pool.wait_for_ranks,
         )  # fmt: skip
 

@@ -58,6 +58,8 @@ class ServingEngine(Section):
     """Most tokens of a step with prompts whose pieces between attentions are captured too; 0 for none."""
     host_overlapped: bool
     """Whether the host works on the next step while the GPU runs this one."""
+    drafts_overlapped: bool = True
+    """Whether it also does with drafts."""
     host_s: EngineFigure
     """Host time of a step: schedule, inputs, sampling, detokenisation."""
     exposed_host_s: EngineFigure

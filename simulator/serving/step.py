@@ -110,7 +110,8 @@ class StepModel:
         if not pool.cuda_graphs:
             return False, rows
         if prefill:
-            return rows <= engine.graph_prefill, rows
+            stated = pool.graph_prefill_tokens
+            return rows <= (engine.graph_prefill if stated is None else stated), rows
         at = bisect_left(engine.graph_buckets, decodes)
         if at == len(engine.graph_buckets):
             return False, rows
@@ -163,7 +164,7 @@ class StepModel:
         if per > 1 and decodes:
             rest += terms.drafts(decodes, context)
         shares = self._together(rows, times, total(side), total(experts), total(exchange), total(rest))
-        return self._parts(shares, times, [*side, *experts], exchange, rest)
+        return self._parts(shares, rows, times, [*side, *experts], exchange, rest)
 
     def _together(
         self, rows: _Rows, times: int, side: Total, experts: Total, exchange: Total, rest: Total
@@ -179,17 +180,30 @@ class StepModel:
             slots = in_slots if rows.prefill else _anywhere
             exposed = slots(side.slowed, experts.slowed, exchange.out, back) - busy
         gpu = busy + exposed + rest.seconds
-        launches = (times * (compute.launches + exchange.launches) + rest.launches) * engine.launch_s.value
-        eager = 0.0 if rows.graph else max(launches - gpu, 0.0)
-        if engine.host_overlapped:
-            host = engine.exposed_host_s.value + max(engine.host_s.value - gpu - eager, 0.0)
-        else:
-            host = engine.host_s.value
+        launches = times * (compute.launches + exchange.launches) + rest.launches
+        waited = self._waited(0 if rows.graph else launches, gpu, engine.launch_s.value)
+        eager = 0.0 if rows.graph else waited
+        host = waited - eager + self._exposed.value
         return StepShares(gpu + eager + host, busy, exposed, eager, host)
 
+    def _waited(self, launches: int, gpu: float, launch_s: float) -> float:
+        """What a GPU that has `gpu` seconds of work waits for a host that works ahead (eq. Q8).
+
+        One thread plans the step and launches its kernels, one after the other.
+        """
+        d = self.deployment
+        return max(launches * launch_s + d.engine.host_s.value * d.host_overlapped - gpu, 0.0)
+
+    @property
+    def _exposed(self) -> EngineFigure:
+        """What every GPU step waits for the host."""
+        d = self.deployment
+        return d.engine.exposed_host_s if d.host_overlapped else d.engine.host_s
+
     def _parts(
-        self, shares: StepShares, times: int, compute: list[Piece], exchange: list[Piece], rest: list[Piece]
-    ) -> StepCost:
+        self, shares: StepShares, rows: _Rows, times: int, compute: list[Piece], exchange: list[Piece],
+        rest: list[Piece],
+    ) -> StepCost:  # fmt: skip
         engine = self.deployment.engine
         sent = times * sum(piece.seconds for piece in exchange)
         parts = [_part(piece, times, 1.0) for piece in compute]
@@ -204,9 +218,15 @@ class StepModel:
         kept: dict[str, StepPart] = {}
         for part in parts:
             kept[part.name] = _joined(kept[part.name], part) if part.name in kept else part
-        spread = TO_80 * _error([*compute, *rest], exchange, times, shares, engine.exposed_host_s)
-        seconds = shares.seconds
-        return StepCost(seconds, max(seconds - spread, 0.0), seconds + spread, tuple(kept.values()))
+        spread = TO_80 * _error([*compute, *rest], exchange, times, shares, self._exposed)
+        seconds, gpu = shares.seconds, shares.seconds - shares.launches_s - shares.host_s
+        # A host that hardly waits at its own middle may at the slow end of its range.
+        less, more = (
+            0.0 if rows.graph else abs(self._waited(launches, gpu, end) - shares.launches_s)
+            for end in (engine.launch_s.low, engine.launch_s.high)
+        )
+        low, high = seconds - hypot(spread, less), seconds + hypot(spread, more)
+        return StepCost(seconds, max(low, 0.0), high, tuple(kept.values()))
 
     # -- tables -----------------------------------------------------------------------------------
 
@@ -241,23 +261,18 @@ class StepModel:
             gpu += self._prefills.read(tokens, pairs / tokens)[0]
             if self.terms.forms:
                 gpu += self._formed.at(self.terms.keys_formed(batch))[0]
-        if not graph:
-            gpu = max(gpu, self._launches(whole.launches + logits.launches, decodes > 0, prefill))
-        host = engine.exposed_host_s.value
-        if not engine.host_overlapped:
-            host = engine.host_s.value
-        elif gpu < engine.host_s.value:
-            host += engine.host_s.value - gpu
-        return StepPace((gpu + host) * 1e9, growth * 1e9, max(int(room), 1))
+        count = 0 if graph else self._launches(whole.launches + logits.launches, decodes > 0, prefill)
+        gpu += self._waited(count, gpu, engine.launch_s.value)
+        return StepPace((gpu + self._exposed.value) * 1e9, growth * 1e9, max(int(room), 1))
 
-    def _launches(self, others: int, decodes: bool, prefill: bool) -> float:
-        """Host seconds of the launches of a step without a graph."""
+    def _launches(self, others: int, decodes: bool, prefill: bool) -> int:
+        """Kernels of a step without a graph."""
         found = self._core_launches.get((decodes, prefill))
         if found is None:
             found = total(self.terms.prompts(StepBatch(0, 0, 1, 1, 1))).launches if prefill else 0
             found += total(self.terms.decodes(1, 1)).launches if decodes else 0
             self._core_launches[decodes, prefill] = found
-        return (others + found) * self.deployment.engine.launch_s.value
+        return others + found
 
     def _tabulated(self, ranks: Sequence[StepBatch]) -> float:
         """Seconds of a step as `cost` gives them, within 1 %."""
@@ -344,7 +359,7 @@ def _error(
         errors[piece.name] += piece.error_s / sent * shares.exchange_s if sent else 0.0
     errors["host"] = (host.high - host.low) / 2.0 / TO_80
     errors["model.left_out"] = MODEL_ERROR * shares.seconds
-    return hypot(*errors.values(), 0.5 * shares.launches_s)
+    return hypot(*errors.values())
 
 
 __all__ = ["StepCost", "StepModel", "StepPart", "StepShares", "in_slots", "overlapped"]
