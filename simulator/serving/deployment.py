@@ -223,7 +223,10 @@ class Deployment:
     @cached_property
     def cache_tokens(self) -> int:
         """Tokens whose keys and values one rank of `dp` holds; raises InfeasibleError where none fit."""
-        tokens = int(self.cache_room_bytes / (cache_bytes_per_token(self.shape, self.split) / self.pool.pp))
+        size = cache_bytes_per_token(self.shape, self.split) / self.pool.pp
+        if self.pool.draft_tokens:  # a layer that drafts keeps its own
+            size *= 1.0 + 1.0 / len(self.shape.layers)
+        tokens = int(self.cache_room_bytes / size)
         if tokens < self.engine.block_tokens:
             raise InfeasibleError(
                 f"{self.shape.name}: {self.weight_bytes / 1e9:.1f} GB of weights and "
@@ -283,10 +286,12 @@ def weight_bytes(shape: ModelShape, pool: ServingPool, linear: Format, experts: 
     """Bytes of weights on the fullest GPU of a replica.
 
     Attention and dense FFNs are split over `tp` and copied over `dp`, latent down-projections are on every
-    rank; routed experts and redundant ones over `ep` x `expert_tp`; router, norms and tables are BF16.
+    rank; routed experts and redundant ones over `ep` x `expert_tp`; router, norms and tables are BF16. Without
+    layers of its own for drafts (MTP) a model has one more of its last kind, with a projection (EAGLE).
     """
     element, bf16 = ELEMENT_BYTES[linear], ELEMENT_BYTES["bf16"]
-    layers = list(shape.layer_kinds) + ([MTP] * shape.mtp_layers if pool.draft_tokens else [])
+    drafting = [MTP] * shape.mtp_layers or [shape.layer_kinds[-1]]
+    layers = [*shape.layer_kinds, *(drafting if pool.draft_tokens else ())]
     stage = ceil(len(layers) / pool.pp)
     size_of = {}
     for kind in dict.fromkeys(layers):
@@ -308,6 +313,8 @@ def weight_bytes(shape: ModelShape, pool: ServingPool, linear: Format, experts: 
             size += ELEMENT_BYTES[experts] * p.routed_experts * share
         size_of[kind] = size
     sizes = [size_of[kind] for kind in layers]
+    if pool.draft_tokens and not shape.mtp_layers:
+        sizes[-1] += 2 * shape.hidden**2 * bf16
     table = shape.vocab * shape.hidden * bf16 / pool.tp
     tables = table if shape.tied_embeddings and pool.pp == 1 else 2 * table
     if pool.pp == 1:
@@ -413,8 +420,7 @@ def notes_of(one: Deployment) -> tuple[str, ...]:
         measured, longest = accepted_of(shape.name)
         if not shape.mtp_layers:
             notes.append(
-                f"{shape.name} has no layer that drafts tokens: one of its own layers stands for a draft "
-                "model, without memory"
+                f"{shape.name} has no layer that drafts tokens: one of its own layers stands for a draft model"
             )
         if serving.acceptance is None and measured != shape.name:
             notes.append(
