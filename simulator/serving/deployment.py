@@ -114,7 +114,15 @@ class Deployment:
         spreads = self._spreads
         return 1.0 + expected_maximum(self.pool.tp * self.pool.dp) * (spreads.clock + spreads.jitter)
 
-    def fullest(self, tokens: float) -> tuple[float, float]:
+    def expert_load(self, prefill: bool) -> float:
+        """Coefficient of variation of an expert's rows: stated, or of prefills under EPLB, or training's."""
+        load = self._spreads.expert_load
+        usual = load == Spreads.usual(self.cluster.accelerator.architecture).expert_load
+        if prefill and self.pool.redundant_experts and usual:
+            return float(_table("expert-load")["eplb_prefill"]["value"])
+        return load
+
+    def fullest(self, tokens: float, prefill: bool = False) -> tuple[float, float]:
         """Rows of the fullest rank over the mean, and its experts with rows, for `tokens` of the group.
 
         Some experts are popular (`expert_load_cv`) and tokens are dealt at random; with few of them some rank
@@ -125,7 +133,7 @@ class Deployment:
             return 1.0, 0.0
         local = (moe.experts + pool.redundant_experts) / pool.ep
         touched = 1.0 - (1.0 - min(moe.top_k / moe.experts, 1.0)) ** tokens
-        z, load = expected_maximum(pool.ep), self._spreads.expert_load
+        z, load = expected_maximum(pool.ep), self.expert_load(prefill)
         rows = sqrt(load**2 / local + pool.ep / (tokens * moe.routed_rows)) if load else 0.0
         active = local * touched + z * sqrt(local * touched * (1.0 - touched)) * bool(load)
         return 1.0 + z * rows, min(active, local)
@@ -416,6 +424,11 @@ def notes_of(one: Deployment) -> tuple[str, ...]:
             notes.append(f"{card.name} does not multiply {fmt}: {key} count at the rate of a wider format")
     if serving.cache in ("nvfp4", "mxfp4"):
         notes.append(f"no measured kernel reads keys and values in {serving.cache}")
+    if one.role != "decode" and one.expert_load(True) != one.expert_load(False):
+        notes.append(
+            f"prompts: an expert's rows vary by {one.expert_load(True):g} of their mean although EPLB places them "
+            "(assumed as by AIConfigurator): state routing.expert_load_cv for your own"
+        )
     if drafts := one.pool.draft_tokens:
         measured, longest = accepted_of(shape.name)
         if not shape.mtp_layers:

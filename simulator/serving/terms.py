@@ -249,7 +249,7 @@ class StepTerms:
         if moe is None or not tokens:
             return []
         load = ExpertLoad.of(moe, d.split, tokens)
-        more, active = d.fullest(tokens)
+        more, active = d.fullest(tokens, prefill)
         load = load._replace(rows=load.rows * more, active=active)
         return self._priced(experts(moe, d.shape.hidden, load, d.split, not prefill), self._routed)
 
@@ -280,7 +280,7 @@ class StepTerms:
             out.append(_call(reduced, calls, prefix))
         if apart and isinstance(d.shape.moe, MoE) and tokens:
             if d.exchange == "deepep":
-                sent = tokens / pool.tp * d.fullest(tokens * pool.dp)[0]
+                sent = tokens / pool.tp * d.fullest(tokens * pool.dp, prefill)[0]
                 for operation in ("dispatch", "combine"):
                     call = expert_exchange(
                         fabric, d.shape.moe, hidden, ranks, sent, operation,
