@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import log, sqrt
 from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
 
 from moesim.hwmodels.arrays import BoolArray, FloatArray
+from moesim.simulator.common.order_statistics import expected_maximum
 from moesim.simulator.scenario.serving import ServingLimits
 from moesim.simulator.serving.deployment import Deployment
 from moesim.simulator.serving.operators import cache_bytes_per_token
@@ -83,13 +85,19 @@ def moments(requests: Requests, rate_per_s: float | None, prefix_caching: bool) 
 # -- steps of a kind of replica ----------------------------------------------------------------------
 
 
+PLACES, SHARES = np.array([-sqrt(3.0), 0.0, sqrt(3.0)]), np.array([1.0, 4.0, 1.0]) / 6.0
+"""Standard deviations of a normal number that stand for all, and their shares (Gauss-Hermite)."""
+
+
 @dataclass(frozen=True)
 class StepTable:
     """Step times of one kind of replica, in s; the first axis of arrays is the level.
 
     `batches`: decoding sequences a rank at which `decode` holds a step. `one`, `every` [level, 2]: what
     `chunk` prompt tokens on one rank, or on every rank, add to it, at the fewest and at the most sequences;
-    `full` what the most prompt tokens of a step on every rank add.
+    `full` what the most prompt tokens of a step on every rank add. They are means over log-normal
+    lengths at `PLACES`: host time is a floor of short prompts, so that the mean prompt is quicker than the
+    mean of prompts. `prompt`: the seconds of a prompt at these places over their mean.
     """
 
     batches: tuple[int, ...]
@@ -98,6 +106,12 @@ class StepTable:
     one: FloatArray
     every: FloatArray
     full: FloatArray
+    prompt: FloatArray
+
+    @property
+    def varied(self) -> float:
+        """Squared coefficient of variation of a prompt's seconds."""
+        return float(SHARES @ (self.prompt - 1.0) ** 2)
 
 
 def step_tables(options: Sequence[Deployment], load: LoadMoments) -> list[StepTable]:
@@ -113,17 +127,32 @@ def step_tables(options: Sequence[Deployment], load: LoadMoments) -> list[StepTa
     tables = {}
     for budget in dict.fromkeys(one.pool.max_num_batched_tokens for one in options):
         chunk = min(load.fresh, float(budget))
-        one = every = full = nothing
+        one, every, full, prompt = nothing, nothing, nothing, np.ones(3)
         if role != "decode":
             beside = [(_decoding(batches[n], load), decode[:, n]) for n in (0, -1)]
             if role == "prefill" or not options[0].engine.mixed:
                 beside = [(IDLE, np.zeros(3))]
-            one, every = (_added(model, load, chunk, 1, beside, ranks) for ranks in (1, dp))
+            # A chunk as long as the budget is one of several of a prompt, and varies no more.
+            wide = sqrt(log(1.0 + load.spread)) if chunk < budget else 0.0
+            lengths = np.clip(chunk * np.exp(wide * PLACES - 0.5 * wide**2), 1.0, budget)
+            alone, together = (
+                np.stack([_added(model, load, tokens, 1, beside, ranks) for tokens in lengths])
+                for ranks in (1, dp)
+            )
+            one, every = (np.tensordot(SHARES, some, 1) for some in (alone, together))
+            prompt = alone[:, 0, 0] / max(one[0, 0], 1e-12) if wide else _several(load)
             full = (
                 every if chunk >= budget else _added(model, load, float(budget), budget / chunk, beside, dp)
             )
-        tables[budget] = StepTable(batches, decode, chunk, one, every, full)
+        tables[budget] = StepTable(batches, decode, chunk, one, every, full, prompt)
     return [tables[one.pool.max_num_batched_tokens] for one in options]
+
+
+def _several(load: LoadMoments) -> FloatArray:
+    """Prompts of several steps at `PLACES` over their mean: as their lengths."""
+    wide = sqrt(log(1.0 + load.spread))
+    lengths: FloatArray = np.exp(wide * PLACES - 0.5 * wide**2)
+    return lengths
 
 
 def _added(
@@ -222,6 +251,8 @@ class DecodingPool:
             for b, one in zip(self.b, candidates, strict=True)
         ]
         self._ahead = _ahead(candidates)
+        self._varied = np.array([one.table.varied for one in candidates])
+        self._own = np.array([np.interp(self._z, PLACES, one.table.prompt) for one in candidates])
         self._gain = np.array([one.deployment.tokens_per_step for one in candidates])[:, None]
         self.extra, self.step = self._with_prompts(candidates, np.stack(decode), level)
         self.token, self.extra = (np.stack(decode) + self.extra) / self._gain, self.extra / self._gain
@@ -267,11 +298,11 @@ class DecodingPool:
         crowd = np.minimum(b + self._z * np.sqrt(2 * b / (3 * servers)), self.most)
         crowd = _read(self.b, self.token, crowd) - token
         met = np.maximum(want * self.ranks * load.outputs * token, 1e-9)  # prompts beside it in its life
-        varied = (1 + load.spread) * load.uneven / met
+        varied = (1 + self._varied) * load.uneven / met
         tpot = token + np.copysign(np.hypot(crowd, self._z * extra * np.sqrt(varied)), self._z)
         own = np.maximum(load.fresh / self._chunk[:, 0], 1.0) * step
         whole = load.fresh / self._budget[:, 0] * full_step
-        prompts = np.where(self._prompts, _wait(busy, servers, whole, load.spread), 0.0)
+        prompts = np.where(self._prompts, _wait(busy, servers, whole, self._varied), 0.0)
         full = b / self.most
         places = _wait(full, servers * self.most, load.outputs * token, 1.0)
         step_s = token * self._gain[:, 0]
@@ -280,7 +311,7 @@ class DecodingPool:
             _queued(prompts, busy),
             _queued(places, full),
         ]
-        ttft = _percentile(self._z, [*times, (own, load.spread * own**2)])
+        ttft = _with_own(_percentile(self._z, times), sum(time[0] for time in times), own, self._own)
         # Without prompts a sequence that waits for a place has its first token already.
         tpot = np.where(self._prompts, tpot, tpot + (places + self._transfer) / load.outputs)
         ttft = np.where(self._prompts, ttft, 0.0)
@@ -309,6 +340,9 @@ class PromptPool:
         every = np.array([one.table.every[level, 0] for one in candidates])
         full = np.array([one.table.full[level, 0] for one in candidates])
         self._ahead = _ahead(candidates)
+        self._varied = np.array([one.table.varied for one in candidates])
+        self._prompt = [one.table.prompt for one in candidates]
+        self._own = np.array([np.interp(self._z, PLACES, one.table.prompt) for one in candidates])
         self._more, self._wide = (every - self._one) / np.maximum(self.ranks - 1, 1), full / every
         chunk = np.array([one.table.chunk for one in candidates])
         budget = np.array([float(one.deployment.pool.max_num_batched_tokens) for one in candidates])
@@ -323,19 +357,31 @@ class PromptPool:
 
     def state(self, want: FloatArray, servers: FloatArray) -> Steady:
         """Steady states where each of `servers` ranks gets `want` requests a second."""
-        load, want = self.load, want * self._full * self._wide  # full steps a second on each rank
+        want = want * self._full * self._wide  # full steps a second on each rank
         rest = 1.0 - want * (self.ranks - 1) * self._more
         busy = np.where(rest > 0, want * self._one / np.maximum(rest, 1e-9), np.inf)
         crowded = busy > BUSIEST
         busy = np.minimum(busy, BUSIEST)
         step = self._one + (self.ranks - 1) * busy * self._more
-        wait, own = _wait(busy, servers, self._full * self._wide * step, load.spread), self._steps * step
-        rest = step * (0.5 + self._ahead) * (1.0 - (1.0 - busy) ** self.ranks)
-        ttft = _percentile(self._z, [(rest, rest**2 / 3), _queued(wait, busy), (own, load.spread * own**2)])
+        wait = _wait(busy, servers, self._full * self._wide * step, self._varied)
+        step = step * self._slowest(1 + (self.ranks - 1) * busy)
+        own = self._steps * step
+        # Rest of the step under way, and the one behind it, which was planned where prompts waited then.
+        under_way = 1.0 - (1.0 - busy) ** self.ranks
+        rest = step * (0.5 + self._ahead * under_way) * under_way
+        waits = _percentile(self._z, [(rest, rest**2 / 3), _queued(wait, busy)])
+        ttft = _with_own(waits, rest + wait, own, self._own)
         ttft = np.where(crowded, np.inf, ttft)
         most = self.limits.ttft_s or np.inf
         why = np.select([crowded, ttft > most], [3.0, 5.0], 0.0)
         return Steady(busy, np.zeros_like(ttft), ttft, why)
+
+    def _slowest(self, ranks: FloatArray) -> FloatArray:
+        """The longest of the prompts of so many ranks, which all wait for it, over the mean of prompts."""
+        places = [expected_maximum(n) for n in range(1, int(self.ranks.max()) + 1)]
+        at = np.interp(ranks, np.arange(1, len(places) + 1), places)
+        more = [np.interp(z, PLACES, kinds) - kinds[1] for z, kinds in zip(at, self._prompt, strict=True)]
+        return 1.0 + np.array(more)
 
 
 def transfer_s(deployment: Deployment, load: LoadMoments) -> float:
@@ -385,7 +431,9 @@ def _read(at: FloatArray, values: FloatArray, where: FloatArray) -> FloatArray:
     return read
 
 
-def _wait(busy: FloatArray, servers: FloatArray, service: FloatArray, spread: float) -> FloatArray:
+def _wait(
+    busy: FloatArray, servers: FloatArray, service: FloatArray, spread: FloatArray | float
+) -> FloatArray:
     """Mean wait of an M/G/c queue (eq. Q13); `spread`: squared variation of the service."""
     busy = np.clip(busy, 0.0, BUSIEST)
     queue = busy ** (np.sqrt(2 * (servers + 1)) - 1) / (servers * (1 - busy))
@@ -396,6 +444,13 @@ def _wait(busy: FloatArray, servers: FloatArray, service: FloatArray, spread: fl
 def _queued(mean: FloatArray, busy: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Mean and variance of a wait that is exponential for the share `busy` that waits at all."""
     return mean, mean**2 * (2 / np.clip(busy, 0.05, 1.0) - 1)
+
+
+def _with_own(waits: FloatArray, mean: FloatArray | int, own: FloatArray, place: FloatArray) -> FloatArray:
+    """Percentile of waits and own steps from the waits' own, their mean, and `place` of own steps there."""
+    apart, other = waits - mean, own * (place - 1.0)
+    total: FloatArray = mean + own + np.copysign(np.hypot(apart, other), apart + other)
+    return total
 
 
 def _percentile(z: float, parts: Sequence[tuple[FloatArray, FloatArray]]) -> FloatArray:

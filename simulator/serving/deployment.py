@@ -294,8 +294,8 @@ def weight_bytes(shape: ModelShape, pool: ServingPool, linear: Format, experts: 
     """Bytes of weights on the fullest GPU of a replica.
 
     Attention and dense FFNs are split over `tp` and copied over `dp`, latent down-projections are on every
-    rank; routed experts and redundant ones over `ep` x `expert_tp`; router, norms and tables are BF16. Without
-    layers of its own for drafts (MTP) a model has one more of its last kind, with a projection (EAGLE).
+    rank; routed experts and redundant ones over `ep` x `expert_tp`; router, norms and tables are BF16. A
+    model without layers for drafts (MTP) has one more of its last kind, with a projection (EAGLE).
     """
     element, bf16 = ELEMENT_BYTES[linear], ELEMENT_BYTES["bf16"]
     drafting = [MTP] * shape.mtp_layers or [shape.layer_kinds[-1]]
@@ -426,14 +426,14 @@ def notes_of(one: Deployment) -> tuple[str, ...]:
         notes.append(f"no measured kernel reads keys and values in {serving.cache}")
     if one.role != "decode" and one.expert_load(True) != one.expert_load(False):
         notes.append(
-            f"prompts: an expert's rows vary by {one.expert_load(True):g} of their mean although EPLB places them "
-            "(assumed as by AIConfigurator): state routing.expert_load_cv for your own"
+            f"prompts: an expert's rows vary by {one.expert_load(True):g} of their mean although EPLB places "
+            "them (assumed, as by AIConfigurator): state routing.expert_load_cv for your own"
         )
     if drafts := one.pool.draft_tokens:
         measured, longest = accepted_of(shape.name)
         if not shape.mtp_layers:
             notes.append(
-                f"{shape.name} has no layer that drafts tokens: one of its own layers stands for a draft model"
+                f"{shape.name} has no layer that drafts tokens: one of its own stands for a draft model"
             )
         if serving.acceptance is None and measured != shape.name:
             notes.append(
