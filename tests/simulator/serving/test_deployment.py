@@ -40,6 +40,20 @@ def test_weights_in_published_formats_are_as_large_as_the_checkpoint(model: str,
     )
 
 
+def test_a_draft_model_takes_memory_and_keeps_keys_and_values() -> None:
+    """One more layer of 48, and a projection of 2 x 2,048 x 2,048 in BF16."""
+    shape, cluster = load_model("qwen3-30b-a3b"), load_cluster("h200-1024")
+    plain, drafting = (
+        Deployment(shape, cluster, load_profile("h200-measured"), one, one)
+        for one in (Serving(draft_tokens=n) for n in (0, 3))
+    )
+    tables = 2 * shape.vocab * shape.hidden * 2
+    layer = (plain.weight_bytes - tables) / 48
+    assert drafting.weight_bytes - plain.weight_bytes == pytest.approx(layer + 4 * shape.hidden**2, rel=0.01)
+    room = drafting.cache_room_bytes / plain.cache_room_bytes
+    assert drafting.cache_tokens / plain.cache_tokens == pytest.approx(room * 48 / 49, rel=1e-3)
+
+
 def test_kernels_of_mxfp4_follow_card_and_engine() -> None:
     shape, profile = load_model("gpt-oss-120b"), load_profile("h200-measured")
     found = {}

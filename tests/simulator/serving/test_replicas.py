@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -186,6 +187,18 @@ def test_prompts_of_data_parallel_ranks_go_together_or_at_the_latest_after_the_w
     assert together.scheduled_ns.tolist() == [0, 0, 50, 50]
     alone = serve_requests(log.some(np.arange(3)), ReplicaPool(1, policy, Steps(10), 2))
     assert alone.scheduled_ns.tolist() == [0, 0, 100]
+
+
+def test_ranks_that_wait_for_each_other_get_requests_by_their_number() -> None:
+    """A waiting request counts once: the rank whose sequence ends gets the next one, as in TensorRT-LLM."""
+    log = requests_of([0] * 4 + [62, 64], [4] * 6, [4, 100, 100, 100, 50, 50])
+    policy = Policy(8, 64, wait_steps=100, wait_for_ranks=True)
+    counted = serve_requests(log, ReplicaPool(1, policy, Steps(10), 2))
+    assert counted.rank.tolist() == [0, 1, 0, 1, 0, 0]
+    weighed = serve_requests(
+        log, ReplicaPool(1, replace(policy, wait_steps=0, wait_for_ranks=False), Steps(10), 2)
+    )
+    assert weighed.rank.tolist()[:5] == [0, 1, 0, 1, 0]
 
 
 def test_waiting_for_other_ranks_needs_some() -> None:

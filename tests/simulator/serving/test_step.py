@@ -10,7 +10,7 @@ from moesim.hwmodels.cluster import load_cluster
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.scenario.serving import Serving
-from moesim.simulator.serving.deployment import Deployment, accepted_tokens
+from moesim.simulator.serving.deployment import Deployment, Spreads, accepted_tokens
 from moesim.simulator.serving.scheduler import StepBatch
 from moesim.simulator.serving.step import StepModel, in_slots, overlapped
 
@@ -103,6 +103,15 @@ def test_with_few_tokens_some_rank_reads_more_experts_than_the_mean() -> None:
     assert few[0] > many[0] > 1.0
 
 
+def test_prefills_under_eplb_have_the_spread_of_inference_unless_another_is_stated() -> None:
+    """A density of rows that falls with their power 0.6 (data/serving/expert-load.yaml), drawn."""
+    alpha, placed = 0.6, _deployment(dp=32, ep=32, redundant_experts=32)
+    rows = np.random.default_rng(1).random(100_000) ** (1 / (1 - alpha))
+    assert placed.expert_load(prefill=True) == pytest.approx(rows.std() / rows.mean(), rel=0.02)
+    assert placed.fullest(1e6, prefill=True)[0] > placed.fullest(1e6)[0]
+    assert replace(placed, spreads=Spreads(0.0, 0.0, 0.3)).expert_load(prefill=True) == 0.3
+
+
 @pytest.mark.parametrize(
     ("habit", "without", "part"), [("fused_norms", False, "ffn_norm"), ("shared_beside", 0, "shared.gate_up")]
 )
@@ -116,3 +125,31 @@ def test_habits_of_an_engine_shorten_its_steps(habit: str, without: object, part
     of = [sum(p.busy_s for p in cost.parts if p.name == part) for cost in (with_habit, left_out)]
     assert of[0] < of[1]
     assert left_out.seconds - with_habit.seconds >= of[1] - of[0] - 1e-9
+
+
+def test_a_host_that_hardly_waits_at_its_middle_may_at_its_slow_end() -> None:
+    """A short prompt without a graph: launches are a floor, and their range makes the interval."""
+    eager = _deployment(engine="sglang-0.5", tp=8)
+    prompt = [StepBatch(0, 0, 1, 500, 500 * 250)]
+    cost = StepModel(eager).cost(prompt)
+    launches, engine = sum(part.launches for part in cost.parts), eager.engine
+    assert cost.seconds == pytest.approx(
+        launches * engine.launch_s.value + engine.host_s.value + engine.exposed_host_s.value
+    )
+    assert cost.high - cost.seconds > 0.9 * launches * (engine.launch_s.high - engine.launch_s.value)
+    graph = _deployment(engine="sglang-0.5", tp=8, graph_prefill_tokens=512)
+    assert StepModel(graph).cost(prompt).seconds < 0.8 * cost.seconds
+
+
+def test_drafts_of_an_engine_that_does_not_overlap_them_wait_for_the_host() -> None:
+    plain, drafting = (_deployment(engine="sglang-0.5", tp=8, draft_tokens=n) for n in (0, 2))
+    host = [
+        next(
+            part.exposed_s
+            for part in StepModel(one).cost([StepBatch(8, 8_000, 0, 0, 0)]).parts
+            if part.name == "host"
+        )
+        for one in (plain, drafting)
+    ]
+    assert host == [plain.engine.exposed_host_s.value, plain.engine.host_s.value]
+    assert plain.host_overlapped and not drafting.host_overlapped
