@@ -139,6 +139,7 @@ def current_pages(scoreboard: bool = False) -> dict[Path, str]:
         **board_pages(files, board),
         **served,
         serving_page.PAGE: serving_page.page(served),
+        serving_page.GROUPS: serving_page.groups_page(served),
         KEPT_BOARD: kept_board(board),
         README: readme_with_answer(),
         PLANNER: planner.replace(searches_on(planner), searches),

@@ -1,4 +1,4 @@
-"""docs/validation/serving.md and the tables behind it: served runs and published figures beside predictions.
+"""docs/validation/serving.md, a board and the tables behind them: served runs and published figures beside predictions.
 
 `make scoreboard` computes lab/docs/boards/serving.csv and serving-figures.csv anew; the page is written from
 them. Alone, in three minutes of a core:
@@ -35,6 +35,7 @@ from moesim.simulator.scoring.serving_published import (
 )
 
 PAGE = ROOT / "docs" / "validation" / "serving.md"
+GROUPS = FOLDER / "serving.md"
 RUNS, FIGURES = FOLDER / "serving.csv", FOLDER / "serving-figures.csv"
 NOTES = ROOT / "lab" / "docs" / "serving-notes.md"
 SHOWN_MISSES = 5
@@ -129,18 +130,33 @@ def page(files: Mapping[Path, str]) -> str:
         "",
         "## How far off are TPOT and TTFT?",
         "",
-        *error_table([*board.totals, *(group for group in board.groups if group.median)]),
+        *error_table(board.totals),
+        "",
+        f"Errors [by model, machine and engine, and the worst rows](../../{GROUPS.relative_to(ROOT)}).",
         "",
         *_reading(board, one["all rows"]),
         "## Published throughput and logged runs",
         "",
         *figure_table([figure for figure in figures if figure.name != GAIN]),
         "",
+        NOTES.read_text("utf-8").strip(),
+    ]
+    return "\n".join(text) + "\n"
+
+
+def groups_page(files: Mapping[Path, str]) -> str:
+    """The table by model, machine and engine, and the worst rows."""
+    board = board_of(read_runs(files[RUNS]))
+    text = [
+        "# Served runs by model, machine and engine",
+        "",
+        f"Generated with [the page](../../../{PAGE.relative_to(ROOT)}) from [serving.csv](serving.csv).",
+        "",
+        *error_table(group for group in board.groups if group.median),
+        "",
         "## The worst rows",
         "",
         *misses(board),
-        "",
-        NOTES.read_text("utf-8").strip(),
     ]
     return "\n".join(text) + "\n"
 
@@ -269,7 +285,7 @@ def misses(board: ServingBoard) -> list[str]:
 def main() -> None:
     """Compute both tables anew, and write them and the page."""
     files = computed()
-    for path, text in {**files, PAGE: page(files)}.items():
+    for path, text in {**files, PAGE: page(files), GROUPS: groups_page(files)}.items():
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, "utf-8")
 

@@ -66,6 +66,8 @@ class ServingEngine(Section):
     """What the GPU waits for the host between steps although it works ahead."""
     launch_s: EngineFigure
     """Host time of a kernel in steps without a graph."""
+    request_s: EngineFigure
+    """What HTTP server and transport to the engine take of a request, one after another as its tokeniser."""
     source: str
 
 

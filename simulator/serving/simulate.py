@@ -93,8 +93,9 @@ class Service:
         )
 
     def _front_ns(self, tokens: int) -> int:
-        """How long the tokeniser works on a prompt."""
-        return round(tokens * self.serving.load.tokeniser_s_per_token * NS_PER_S)
+        """How long server and tokeniser work on a prompt."""
+        server_s = self.deployments[0].engine.request_s.value
+        return round((server_s + tokens * self.serving.load.tokeniser_s_per_token) * NS_PER_S)
 
     @cached_property
     def _link(self) -> tuple[Fabric, float, bool]:
