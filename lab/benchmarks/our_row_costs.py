@@ -160,10 +160,7 @@ def main() -> None:
     parser.add_argument("--sweep", default="rows", choices=("rows", "tokens", "low-latency"))
     options = parser.parse_args()
     ours, began = Ours(), time.monotonic()
-    hashes = {
-        name: KERNELS[name].digest()
-        for name in ("dispatch", "combine", "notify", "dispatch_ll", "combine_ll")
-    }
+    hashes = {name: KERNELS[name].digest() for name in ("dispatch", "combine", "notify", "dispatch_ll", "combine_ll")}
     with options.out.open("w") as file:
         head = {"kernels": "ours", "cupy": cupy().__version__, "kernels_sha256": hashes}
         file.write(json.dumps({**head, **machine()}) + "\n")

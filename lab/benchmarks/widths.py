@@ -103,7 +103,6 @@ def stated(times: list[float]) -> Point:
 
 def nccl_points() -> Iterator[Point]:
     """The designed subset: one figure of the home shape moves at a time, then corners, FP8 and skewed loads."""
-
     def point(hidden: int, k: int, tokens: int, wire: str = "bf16", skew: float = 0.5) -> Point:
         return {"hidden": hidden, "top_k": k, "tokens": tokens, "wire": wire, "skew": skew}
 
@@ -227,26 +226,15 @@ def fused(bench: Bench, p: Point) -> Iterator[tuple[str, Callable[[], Any]]]:
     room = int(padded.sum())
     sizes = torch.full((2 * experts,), rows // (2 * experts), device="cuda", dtype=torch.int32)
     sizes[-1] += rows - int(sizes.sum())
-    turned = (
-        torch.arange(2 * experts, device="cuda", dtype=torch.int32).view(2, -1).t().reshape(-1).contiguous()
-    )
+    turned = torch.arange(2 * experts, device="cuda", dtype=torch.int32).view(2, -1).t().reshape(-1).contiguous()
     sort = te.make_chunk_sort_map(sizes, turned, rows, 2 * experts)
     yield "map", lambda: te.make_row_id_map(routed, tokens, experts)
-    yield (
-        "permute/expand",
-        lambda: te.permute_with_mask_map(x, where, None, None, None, tokens, experts, rows, hidden, 0),
-    )
-    yield (
-        "permute/reduce",
-        lambda: te.unpermute_with_mask_map(y, where, None, None, None, tokens, experts, hidden),
-    )
+    yield "permute/expand", lambda: te.permute_with_mask_map(x, where, None, None, None, tokens, experts, rows, hidden, 0)
+    yield "permute/reduce", lambda: te.unpermute_with_mask_map(y, where, None, None, None, tokens, experts, hidden)
     yield "sort", lambda: te.sort_chunks_by_map(y, sort, None, rows, hidden, True)
     if hidden in (2048, 7168):
-        yield (
-            "expand and pad",
-            lambda: te.permute_with_mask_map(
-                x, where, None, None, offsets.int(), tokens, experts, room, hidden, 0
-            ),
+        yield "expand and pad", lambda: te.permute_with_mask_map(
+            x, where, None, None, offsets.int(), tokens, experts, room, hidden, 0
         )
 
 
@@ -254,10 +242,7 @@ def load_te(folder: Path) -> None:
     """Import Transformer Engine's two files without the package."""
     for name in ("transformer_engine", "transformer_engine.common", "transformer_engine.common.triton"):
         sys.modules[name] = types.ModuleType(name)
-    for name, file in (
-        ("transformer_engine.common.triton.permutation", "kernels.py"),
-        ("te_permutation", "calls.py"),
-    ):
+    for name, file in (("transformer_engine.common.triton.permutation", "kernels.py"), ("te_permutation", "calls.py")):
         spec = importlib.util.spec_from_file_location(name, folder / file)
         assert spec is not None and spec.loader is not None
         sys.modules[name] = importlib.util.module_from_spec(spec)
@@ -271,9 +256,7 @@ def alone(bench: Bench, part: str, until_s: float) -> None:
     """A part in which each rank has its own points, until a time of the run; a point that fails loses itself."""
     for p in permute_points(bench.rank, bench.world, part):
         if part == "fused" and p["hidden"] not in ((2048, 7168, 1024), (2880, 4096, 5120))[bench.rank]:
-            p["hidden"] = (p["hidden"], *((2048, 7168, 1024), (2880, 4096, 5120))[bench.rank])[
-                1 + p["top_k"] % 3
-            ]
+            p["hidden"] = (p["hidden"], *((2048, 7168, 1024), (2880, 4096, 5120))[bench.rank])[1 + p["top_k"] % 3]
         try:
             for use, call in PARTS[part](bench, p):
                 if time.monotonic() - bench.began > until_s:

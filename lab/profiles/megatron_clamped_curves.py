@@ -39,10 +39,7 @@ def uses(row: dict[str, Any]) -> dict[str, tuple[str, float]]:
     """Class with variant, and bytes, of a row's forward and backward."""
     wide, rows = row.get("weights") == "torch.float32", row.get("rows", 0)
     if row["piece"] == "rope":
-        elements, names = (
-            row["batch"] * 4096 * row["heads"] * HEAD,
-            ("scaled_halves", "scaled_halves_backward"),
-        )
+        elements, names = row["batch"] * 4096 * row["heads"] * HEAD, ("scaled_halves", "scaled_halves_backward")
         sizes, cls = (sum(SCALED.forward), sum(SCALED.backward)), "rope"
     elif row["piece"] == "clamped" and not wide:
         own = CLAMPED["split"]
@@ -54,9 +51,7 @@ def uses(row: dict[str, Any]) -> dict[str, tuple[str, float]]:
         sizes = own.forward_bytes, own.backward_bytes
     else:
         return {}
-    return {
-        d: (f"{cls}/{n}", elements * b) for d, n, b in zip(("forward", "backward"), names, sizes, strict=True)
-    }
+    return {d: (f"{cls}/{n}", elements * b) for d, n, b in zip(("forward", "backward"), names, sizes, strict=True)}
 
 
 def seconds(data: dict[str, Any]) -> dict[str, dict[float, float]]:
@@ -72,7 +67,7 @@ def curve(card: str, use: str, points: dict[float, float], driver: str) -> Itera
     """Lines of the measured curve of one use."""
     yield f"  - id: {card}-clamps.{use.replace('/', '.')}"
     yield "    x_name: bytes read and written\n    x_unit: MB\n    y_name: effective bandwidth\n    y_unit: GB/s"
-    yield f'    used_for: [{use}]\n    kind: measured\n    date: "2026-11-26"'
+    yield f"    used_for: [{use}]\n    kind: measured\n    date: \"2026-11-26\""
     yield (
         f'    source: "moesim measurement (lab/studies/megatron_clamped.py) on one {card.upper()}: '
         f'lab/results/{RESULT.format(card)}.xz"'

@@ -107,9 +107,7 @@ def fitted(rows: list[TimedRow], name: str, accelerator: str, device: str) -> li
     for k in sorted({int(row.parameters["top_k"]) for row in by_choices}):
         of = [row for row in by_choices if row.parameters["top_k"] == k]
         found += [chosen(one, k) for one in _fitted(of, name, accelerator, origin)]
-    return found + _fitted(
-        [row for row in rows if row.parameters["use"] not in PERMUTED], name, accelerator, origin
-    )
+    return found + _fitted([row for row in rows if row.parameters["use"] not in PERMUTED], name, accelerator, origin)
 
 
 def chosen(measured: MeasuredCurve, choices: int) -> MeasuredCurve:
@@ -204,18 +202,11 @@ def main() -> None:
         command="python -m lab.benchmarks.widths --out OUT --seconds 75 --parts permute,rows", clocks="not pinned, at most 1980 MHz",
     )  # fmt: skip
     first = [(use, 8) for use in permute_law.BY_CHOICES]
-    first += [
-        (use, k)
-        for use in permute_law.USES
-        if use not in permute_law.BY_CHOICES
-        for k in permute_law.lines(use)
-    ]
+    first += [(use, k) for use in permute_law.USES if use not in permute_law.BY_CHOICES for k in permute_law.lines(use)]
     own = permute_law.laws(first, "h100-eager", widths)
     own += fitted(measured, "h100-eager", "h100-sxm", "NVIDIA H100 80GB HBM3")
     heads = fitted(without_padding(rows_of(H200)), "h200-eager", "h200-sxm", "NVIDIA H200")
-    fewer = permute_law.laws(
-        [(use, k) for use in permute_law.BY_CHOICES for k in permute_law.CHOICES[:-1]], "eager", widths
-    )
+    fewer = permute_law.laws([(use, k) for use in permute_law.BY_CHOICES for k in permute_law.CHOICES[:-1]], "eager", widths)
     write_profile(
         as_profile(
             CalibrationProfile(

@@ -35,9 +35,7 @@ Row = dict[str, Any]
 def rows(use: str, part: str = "permute") -> list[Row]:
     """Measured rows of a use, with the bytes that the model counts."""
     found = [row for run, lines in packed.read(RESULT).items() if run.startswith(part) for row in lines]
-    kept = [
-        row for row in found if row.get("part") == part and row.get("use") == f"permute/{use}" and "us" in row
-    ]
+    kept = [row for row in found if row.get("part") == part and row.get("use") == f"permute/{use}" and "us" in row]
     return [row | {"bytes": USES[use] * row["tokens"] * row["top_k"] * row["hidden"]} for row in kept]
 
 
@@ -125,14 +123,9 @@ def main() -> None:
             if not left_out(row):
                 continue
             own = lines(use)
-            known = (
-                [k for k in own if k <= max(row["top_k"], own[0])][-1],
-                [k for k in own if k >= row["top_k"]][0],
-            )
+            known = [k for k in own if k <= max(row["top_k"], own[0])][-1], [k for k in own if k >= row["top_k"]][0]
             sizes = [row["bytes"] / (c + s * row["bytes"]) for c, s in (line(use, k, each) for k in known)]
-            share = (
-                np.log(row["top_k"] / known[0]) / np.log(known[1] / known[0]) if known[0] < known[1] else 0
-            )
+            share = np.log(row["top_k"] / known[0]) / np.log(known[1] / known[0]) if known[0] < known[1] else 0
             after = row["bytes"] / (sizes[0] * (1 - share) + sizes[1] * share)
             after += padded(row) * each if use == PADDED else 0.0
             errors.append(abs(after / row["us"] - 1))

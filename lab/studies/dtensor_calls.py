@@ -48,9 +48,7 @@ def host_us(study: Study, call: Callable[[], Any]) -> float:
     return min(found)
 
 
-def operations(
-    mesh: Any, device: str
-) -> dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]]:
+def operations(mesh: Any, device: str) -> dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]]:
     """(function, arguments with DTensor, the same without) by name."""
     length, f = TOKENS["tiny"], torch.nn.functional
 

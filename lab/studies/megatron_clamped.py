@@ -143,9 +143,7 @@ def host_us(call: Call) -> float:
     return statistics.median(times)
 
 
-def piece(
-    name: str, forward: Callable[[], torch.Tensor], leaves: list[torch.Tensor], **facts: Any
-) -> dict[str, Any]:
+def piece(name: str, forward: Callable[[], torch.Tensor], leaves: list[torch.Tensor], **facts: Any) -> dict[str, Any]:
     """A piece's forward, and its whole pass less the forward as the backward."""
     out = forward()
     grad = torch.randn_like(out)
@@ -237,12 +235,7 @@ def gemms() -> list[dict[str, Any]]:
             }
             for what, own in calls.items():
                 flop = 2.0 * 16 * m * wide * deep
-                row = {
-                    "gemm": name,
-                    "rows": m,
-                    "what": what,
-                    **event_us(lambda own=own: on_streams(own, streams)),
-                }
+                row = {"gemm": name, "rows": m, "what": what, **event_us(lambda own=own: on_streams(own, streams))}
                 row["one_stream_us"] = event_us(lambda own=own: on_streams(own, streams[:1]))["us"]
                 rows.append(row | {"tflops": 0.0 if what == "bias gradient" else flop / row["us"] / 1e6})
     return rows
@@ -310,9 +303,7 @@ class CheckpointWithoutOutput:
 
 def checkpoints() -> dict[str, float]:
     """Host microseconds of a norm and an activation before a GEMM, plain and checkpointed by themselves."""
-    TRACKED.update(
-        {name: torch.cuda.get_rng_state() for name in ("model-parallel-rng", "expert-parallel-rng")}
-    )
+    TRACKED.update({name: torch.cuda.get_rng_state() for name in ("model-parallel-rng", "expert-parallel-rng")})
     x, w, g = random(64, 1, 256, grad=True), random(256, 256, grad=True), random(256, grad=True)
     modules: dict[str, Call] = {
         "norm": lambda t: torch.nn.functional.rms_norm(t, (256,), g),
@@ -387,7 +378,6 @@ def main() -> None:
         (out / "megatron_clamped.json").write_text(json.dumps(data, indent=1))
         print(name, "done", flush=True)
     print(json.dumps({k: v for k, v in data.items() if k not in ("pieces", "gemms")}, indent=1))
-
 
 if __name__ == "__main__":
     main()

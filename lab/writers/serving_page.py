@@ -1,4 +1,4 @@
-"""docs/validation/serving.md, a board and the tables behind them: served runs and published figures beside predictions.
+"""docs/validation/serving.md, a board and their tables: served runs and published figures beside predictions.
 
 `make scoreboard` computes lab/docs/boards/serving.csv and serving-figures.csv anew; the page is written from
 them. Alone, in three minutes of a core:
