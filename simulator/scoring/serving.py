@@ -158,8 +158,8 @@ def predict(run: ServedRun, models: dict[str, StepModel]) -> tuple[dict[str, Int
         for name in METRICS
     }
     if not run.warmed:
-        load, ttft = recipes().load, found["ttft"]
-        found["ttft"] = ttft._replace(high=ttft.high + load.cold_s / load.requests_per_slot)
+        load, first = recipes().load, found["ttft"]
+        found["ttft"] = first._replace(high=first.high + load.cold_s / load.requests_per_slot)
     return found, steady
 
 

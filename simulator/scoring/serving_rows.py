@@ -35,7 +35,7 @@ MODELS = {
 CLUSTERS = {"H100-SXM": "h100-1024", "H200-SXM": "h200-1024", "B200-SXM": "b200-1024"}
 UNITS = {"ms": 1e-3, "s": 1.0, "us": 1e-6}
 OF_THE_LOAD = "concurrency"
-"""What a rule says of `max_num_seqs` where the script gives the server as many places as the load has requests."""
+"""What a rule says of `max_num_seqs` where the server has as many places as the load has requests."""
 UNKNOWN = "unknown"
 """What a rule says of drafts where the runs of a day had them or not."""
 
@@ -92,8 +92,8 @@ class ServingRow(Frozen):
 class ServedRun(NamedTuple):
     """A row as a deployment and its load; `setup` is the scenario's `serving` without its load.
 
-    `known` tells whether it is known that drafts were used or not, `warmed` whether requests warmed the server
-    up; `notes` say what was read how.
+    `known` tells whether it is known that drafts were used or not, `warmed` whether requests warmed the
+    server up; `notes` say what was read how.
     """
 
     model: str
