@@ -42,7 +42,8 @@ class Interval(NamedTuple):
 class ScoredServing(Frozen):
     """A measured run beside its prediction, in seconds; `refused` says why there is none.
 
-    `known`: whether it is known that drafts were used or not; only such rows count in the totals.
+    `known`: whether it is known that drafts were used or not; only such rows count in the totals. `warmed`:
+    whether requests warmed the server up.
     `steady`: TTFT and TPOT of the closed form of a loop in its steady state.
     """
 
@@ -61,6 +62,7 @@ class ScoredServing(Frozen):
     concurrency: int
     drafts: int = 0
     known: bool = True
+    warmed: bool = True
     measured: dict[str, float]
     predicted: dict[str, Interval] = Field(default_factory=dict)
     steady: dict[str, float] = Field(default_factory=dict)
@@ -155,6 +157,9 @@ def predict(run: ServedRun, models: dict[str, StepModel]) -> tuple[dict[str, Int
         name: Interval(mid[name], mid[name] * low[name] / steady[name], mid[name] * high[name] / steady[name])
         for name in METRICS
     }
+    if not run.warmed:
+        load, first = recipes().load, found["ttft"]
+        found["ttft"] = first._replace(high=first.high + load.cold_s / load.requests_per_slot)
     return found, steady
 
 
@@ -253,7 +258,7 @@ def _score_group(group: Sequence[tuple[int, ServingRow, ServedRun]]) -> dict[int
     known: dict[tuple[Any, ...], tuple[dict[str, Interval], dict[str, float]] | str] = {}
     scored = {}
     for at, row, run in group:
-        load = run.lengths, run.concurrency
+        load = run.lengths, run.concurrency, run.warmed
         if load not in known:
             try:
                 known[load] = predict(run, models)
@@ -278,7 +283,7 @@ def _scored(row: ServingRow, run: ServedRun | None, **outcome: Any) -> ScoredSer
         engine=row.engine, release=row.release, precision=row.precision, plan=str(plan),
         prefill=str(row.prefill or ""), gpus=sum(one.replicas * one.tp * one.dp for one in pools),
         isl=row.isl, osl=row.osl, concurrency=row.concurrency, drafts=drafts,
-        known=run.known if run else True,
+        known=run.known if run else True, warmed=run.warmed if run else True,
         measured={name: value for name in METRICS if (value := getattr(row, f"{name}_s")) is not None},
         notes=run.notes if run else (), **outcome,
     )  # fmt: skip
@@ -292,6 +297,8 @@ def board_of(runs: Sequence[ScoredServing]) -> ServingBoard:
         "one pool": [run for run in known if not run.prefill],
         "prefill and decode apart": [run for run in known if run.prefill],
         "with drafts": [run for run in known if run.drafts],
+        "server warmed up": [run for run in known if run.warmed],
+        "server not warmed up": [run for run in known if not run.warmed],
         "drafts not stated": [run for run in runs if not run.known],
     }
     groups: dict[str, list[ScoredServing]] = {}

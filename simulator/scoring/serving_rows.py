@@ -34,6 +34,8 @@ MODELS = {
 """Shipped models by the names in the rows; DeepSeek-R1 has the shape of V3."""
 CLUSTERS = {"H100-SXM": "h100-1024", "H200-SXM": "h200-1024", "B200-SXM": "b200-1024"}
 UNITS = {"ms": 1e-3, "s": 1.0, "us": 1e-6}
+OF_THE_LOAD = "concurrency"
+"""What a rule says of `max_num_seqs` where the server has as many places as the load has requests."""
 UNKNOWN = "unknown"
 """What a rule says of drafts where the runs of a day had them or not."""
 
@@ -90,7 +92,8 @@ class ServingRow(Frozen):
 class ServedRun(NamedTuple):
     """A row as a deployment and its load; `setup` is the scenario's `serving` without its load.
 
-    `known` tells whether it is known that drafts were used or not; `notes` say what was read how.
+    `known` tells whether it is known that drafts were used or not, `warmed` whether requests warmed the
+    server up; `notes` say what was read how.
     """
 
     model: str
@@ -99,6 +102,7 @@ class ServedRun(NamedTuple):
     lengths: tuple[int, int]
     concurrency: int
     known: bool
+    warmed: bool = True
     notes: tuple[str, ...] = ()
 
     @property
@@ -223,7 +227,8 @@ def _pool(text: str) -> ServedPlan:
 class Load(Frozen):
     """The closed loop of the rows' benchmark: `requests_per_slot` requests for each of `concurrency`.
 
-    Lengths are uniform from `shortest` x the stated one to the stated one.
+    Lengths are uniform from `shortest` x the stated one to the stated one. Before the day `warmed_since` the
+    first wave may have waited `cold_s` for kernels of new shapes.
     """
 
     requests_per_slot: int
@@ -231,6 +236,8 @@ class Load(Frozen):
     statistic: str
     prefix_caching: bool
     tokeniser_s_per_token: float
+    warmed_since: str
+    cold_s: float
 
 
 class Recipes(Frozen):
@@ -301,6 +308,8 @@ def run_of(row: ServingRow, rows: Sequence[ServingRow] = ()) -> ServedRun:
         slots = (1 + drafts) * -(-row.concurrency // plan.dp) if drafts else row.concurrency
         most = (slots + row.isl + 127) // 64 * 64
         setup["max_num_batched_tokens"] = most if drafts else max(most, floor)
+    if setup["max_num_seqs"] == OF_THE_LOAD:
+        setup["max_num_seqs"] = max(row.concurrency // plan.dp, 1)
     setup |= {"replicas": plan.replicas, "tp": plan.tp, "dp": plan.dp, "ep": plan.ep, "draft_tokens": drafts}
     setup["prefix_caching"] = recipes().load.prefix_caching
     if row.prefill is not None:
@@ -308,7 +317,7 @@ def run_of(row: ServingRow, rows: Sequence[ServingRow] = ()) -> ServedRun:
         setup["prefill"] = {**same, **dict(zip(ServedPlan._fields, row.prefill, strict=True))}
     return ServedRun(
         MODELS[row.model], CLUSTERS[row.hardware], setup, (row.isl, row.osl), row.concurrency, is_known,
-        tuple(notes),
+        row.day >= recipes().load.warmed_since, tuple(notes),
     )  # fmt: skip
 
 

@@ -115,6 +115,7 @@ def facts(one: Deployment) -> dict[str, Any]:
     experts = shape.moe.experts if shape.moe else 0
     return {
         **{key: value for key, value in pool.model_dump().items() if key != "prefill"},
+        "graph_prefill_tokens": pool.graph_prefill_tokens or 0,
         "group": group,
         "gpus": pool.gpus,
         "nodes": nodes,

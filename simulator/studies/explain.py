@@ -24,7 +24,7 @@ from moesim.simulator.engine.records import step_time_s
 from moesim.simulator.engine.task_durations import LOAD_TOLERANCE
 from moesim.simulator.predict.fleet import joined_program
 from moesim.simulator.predict.result import Result
-from moesim.simulator.predict.result_parts import HostReport
+from moesim.simulator.predict.result_parts import HostReport, MemoryResult
 from moesim.simulator.predict.step import Prepared, PreparedPool
 from moesim.simulator.scenario.defaults import Default, is_answer
 from moesim.simulator.scenario.inputs import Inputs
@@ -364,6 +364,17 @@ def host_sentence(host: HostReport, step_s: float) -> str:
     )
 
 
+def memory_sentence(memory: MemoryResult) -> str:
+    """Bytes of the fullest GPU as a sentence, with what is at risk or why the plan does not fit."""
+    used, has, least, most = (
+        b / 2**30 for b in (memory.total_bytes, memory.capacity_bytes, *memory.range_bytes)
+    )
+    return (
+        f"The fullest GPU holds {used:.1f} of {has:.1f} GiB ({least:.1f} to {most:.1f} by framework and "
+        f"allocator): it {f'is {memory.risk}' if memory.risk else memory.shortage or 'fits'}."
+    )
+
+
 def explain(result: Result, counterfactuals: Counterfactuals | None = None) -> Explanation:
     """Explain a finished prediction from its bounds, breakdown, critical path and memory.
 
@@ -384,11 +395,7 @@ def explain(result: Result, counterfactuals: Counterfactuals | None = None) -> E
         f"waits {waits:.2f} s for communication ({waits / step.time_s:.1%}).",
         f"Communication SMs are busy {use.communication_partition:.0%} of the step, NICs {use.nic:.0%}, "
         f"scale-up ports {use.scale_up:.0%}.",
-        f"The fullest GPU holds {memory.total_bytes / 2**30:.1f} of {memory.capacity_bytes / 2**30:.1f} GiB"
-        + " ({:.1f} to {:.1f} by framework and allocator)".format(*(b / 2**30 for b in memory.range_bytes))
-        + {"fits": ": it fits.", "at risk": ": it is at risk.", "does not fit": ": it does not fit."}[
-            memory.verdict
-        ],
+        memory_sentence(memory),
     ]
     if result.host is not None:
         says.append(host_sentence(result.host, step.time_s))

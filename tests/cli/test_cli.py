@@ -340,6 +340,7 @@ def test_explain(run: Run, small_file: str) -> None:
     for word in (
         "critical path",
         "mean*",
+        "memory: The fullest GPU holds",
         "bounds",
         "stage 0:",
         "assumed: ",

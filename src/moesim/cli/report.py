@@ -171,6 +171,7 @@ def print_explanation(
 ) -> None:
     """Print the details of a prediction that the summary only counts, and what its causes cost."""
     from moesim.simulator.predict.provenance import summary_of_prepared
+    from moesim.simulator.studies.explain import memory_sentence
 
     headline = summary_of_prepared(prepared).headline
     step, time_s = result.step, result.step.time_s
@@ -203,6 +204,7 @@ def print_explanation(
             for row in result.full.skew
         ]
         print_table(("transfer", "layer", "10 %", "50 %", "90 %"), skew, right=(1, 2, 3, 4))
+    print_text(f"\nmemory: {memory_sentence(result.memory)}")
     print_text(
         f"\nbounds: {step.lower_bound_s:.3f} s if the busiest resource ran at its best rates all the time, "
         f"{step.upper_bound_s:.3f} s with every action in series at its worst rates\n\nstages"

@@ -148,6 +148,24 @@ def test_experts_and_attention_of_2025_11_02_follow_the_script() -> None:
     assert run_of(few).setup["max_num_batched_tokens"] == (32 + 8192 + 127) // 64 * 64
 
 
+def test_places_and_graphs_of_prefills_follow_the_script() -> None:
+    mtp = row(engine="trtllm", hardware="B200-SXM", release="1.2.0rc6.post3", day="2026-02-05", concurrency=8)
+    assert [run_of(mtp).setup[name] for name in ("max_num_seqs", "graph_prefill_tokens")] == [8, 65536]
+    few = mtp.model_copy(update={"concurrency": 4})
+    assert run_of(few).setup["max_num_seqs"] == 4
+    assert "graph_prefill_tokens" not in run_of(few).setup
+    apart = mtp.model_copy(update={"plan": ServedPlan(1, 1, 8, 8), "concurrency": 64})
+    assert run_of(apart).setup["max_num_seqs"] == 8
+
+
+def test_the_first_wave_of_a_server_that_nobody_warmed_up_may_be_late() -> None:
+    warm, cold = (run_of(row(osl=64, isl=256, day=day)) for day in ("2026-01-21", "2026-01-20"))
+    assert (warm.warmed, cold.warmed) == (True, False)
+    early, late = (predict(run, {})[0]["ttft"] for run in (warm, cold))
+    assert late.high == pytest.approx(early.high + 0.55)
+    assert late[:2] == early[:2]
+
+
 def test_the_load_is_a_closed_loop_of_ten_requests_a_slot() -> None:
     requests = closed_loop(run_of(row()))
     assert len(requests) == 40

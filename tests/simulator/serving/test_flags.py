@@ -39,6 +39,23 @@ def test_tensorrt_llm_gets_a_file(tmp_path: Path) -> None:
     assert sorted(path.name for path in made.write(tmp_path)) == ["serve-options.yaml", "serve.sh"]
 
 
+def test_waits_and_graphs_of_prefills_are_written_or_named() -> None:
+    waits = {"wait_steps": 60, "wait_for_ranks": True, "graph_prefill_tokens": 2048}
+    options = serving_flags(_plan("trtllm-1.2", **waits)).launches[0].options
+    assert options is not None
+    assert options["attention_dp_config"] == {"enable_balance": True, "timeout_iters": 60}
+    assert options["torch_compile_config"] == {"enable_piecewise_cuda_graph": True}
+    (vllm,), (sglang,) = (
+        serving_flags(_plan(name, **waits)).launches for name in ("vllm-0.19", "sglang-0.5")
+    )
+    assert vllm.words[vllm.words.index("--max-cudagraph-capture-size") + 1] == "2048"
+    assert [note.partition(";")[0] for note in (*vllm.notes, *sglang.notes)][:3] == [
+        "not used: serving.wait_steps=60",
+        "not used: serving.wait_for_ranks",
+        "not used: serving.graph_prefill_tokens=2048",
+    ]
+
+
 def test_pools_for_prompts_and_decodes_have_their_own_kernels() -> None:
     pools = {"exchange": "deepep", "prefill": {"dp": 8, "ep": 8, "exchange": "deepep"}}
     decode, prompts = serving_flags(_plan("sglang-0.5", **pools)).launches
