@@ -267,6 +267,10 @@ USES = {
     "detection": ("detect", "detection"),
     "restart": ("restart", "restarts"),
     "waiting_for_spares": ("wait", "waiting for spares"),
+    "slow_nodes": ("slow", "slow nodes"),
+    "fewer_groups": ("away", "groups that are away"),
+    "fault_tolerance": ("tolerance", "fault tolerance"),
+    "planned": ("planned", "maintenance"),
 }
 """Symbol and meaning of each use of the job's GPU-hours."""
 

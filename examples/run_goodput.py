@@ -14,7 +14,7 @@ RATES = {
     "Llama 3": "run.failures=llama3-16k-h100",
     "RSC-1": "run.failures=meta-rsc1",
     "RSC-1, 1,024-GPU jobs": "run.failures=meta-rsc1-1024-gpu-jobs",
-    "1,000 a node-day": "run.failures={interruptions: 1000 /node-day}",
+    "300 a node-day": "run.failures={interruptions: 300 /node-day}",
 }
 INTERVALS = ("1 min", "5 min", "30 min", "2 h", "8 h", "optimal")
 SLOW = "run.checkpoint={interval: 30 min, storage: bloom-jean-zay}"

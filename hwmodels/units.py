@@ -339,3 +339,11 @@ def si_factor(unit: str) -> float:
 def dimension_of(unit: str) -> str:
     """The dimension that a unit belongs to; "ratio" for ratios and counts."""
     return next((name for name, table in DIMENSIONS.items() if unit and unit in table.units), "ratio")
+
+
+def time_text(seconds: float) -> str:
+    """A time in its largest fitting unit, for people."""
+    for unit, size in (("days", SECONDS_PER_DAY), ("h", SECONDS_PER_HOUR), ("min", 60.0)):
+        if seconds >= 2.0 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return format_quantity(seconds, "s")

@@ -16,6 +16,10 @@ OVERHEADS: Mapping[str, tuple[str, str]] = {
     "detection": ("detection", ORANGE),
     "restart": ("restart", PURPLE),
     "waiting_for_spares": ("waiting for spares", GREY),
+    "slow_nodes": ("slow nodes", YELLOW),
+    "fewer_groups": ("groups away", GREY),
+    "fault_tolerance": ("fault tolerance", BLUE),
+    "planned": ("maintenance", BLUE),
 }
 """Name and colour of each part of the job's GPU-hours that is not productive training."""
 
@@ -23,6 +27,8 @@ STOPS: Mapping[str, tuple[str, str]] = {
     "lost_gpu_hours": ("done again", RED),
     "detection_gpu_hours": ("detection", ORANGE),
     "restart_gpu_hours": ("restart", PURPLE),
+    "waiting_gpu_hours": ("waiting for spares", GREY),
+    "planned_gpu_hours": ("planned stop", BLUE),
 }
 
 
@@ -38,9 +44,7 @@ def overheads(hours: GpuHours) -> go.Figure:
 
 def causes(rows: Sequence[CauseReport], most: int = 10) -> go.Figure:
     """GPU-hours that each cause of interruption takes, the costliest first, with its count."""
-    ranked = sorted(
-        rows, key=lambda row: -(row.lost_gpu_hours + row.detection_gpu_hours + row.restart_gpu_hours)
-    )
+    ranked = sorted(rows, key=lambda row: -row.gpu_hours.predicted)
     shown = ranked[:most][::-1]
     names = [f"{row.cause} ({row.interruptions:.1f}x)" for row in shown]
     chart = go.Figure()

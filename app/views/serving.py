@@ -19,7 +19,7 @@ from moesim.hwmodels.confidence import confidence
 from moesim.hwmodels.errors import InfeasibleError, MoesimError
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.serving import ServingPool
-from moesim.simulator.serving.engines import engines
+from moesim.simulator.serving.deployment import engines
 from moesim.simulator.serving.results import Intervals, ServingResult, figure, goodput_text, stable_text
 from moesim.simulator.serving.typical import TypicalStep
 

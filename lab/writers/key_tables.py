@@ -38,10 +38,15 @@ from moesim.simulator.scenario.sections import (
 )
 from moesim.simulator.scenario.run_plan import (
     Checkpoint,
+    CheckpointTier,
+    FaultTolerance,
+    Maintenance,
+    Preemption,
     Price,
     Ramp,
     RunPhase,
     RunPlan,
+    Slow,
     Spares,
     run_plan_names,
 )
@@ -66,8 +71,9 @@ TABLES: dict[str, dict[str, type[BaseModel]]] = {
     "cluster": {"": Cluster},
     "pool": {"": Pool},
     "run": {
-        "": RunPlan, "ramp": Ramp, "phases[]": RunPhase, "checkpoint": Checkpoint, "spares": Spares,
-        "price": Price,
+        "": RunPlan, "ramp": Ramp, "phases[]": RunPhase, "checkpoint": Checkpoint,
+        "checkpoint.tiers[]": CheckpointTier, "spares": Spares, "slow": Slow, "preemption": Preemption,
+        "maintenance": Maintenance, "fault_tolerance": FaultTolerance, "price": Price,
     },
 }  # fmt: skip
 """Tables by name: models by the path of the section that they are."""

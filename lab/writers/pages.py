@@ -37,6 +37,8 @@ from lab.writers.parts_board import TABLE as PARTS
 from lab.writers.parts_board import table as parts_table
 from lab.writers.planner_page import search_all, section
 from lab.writers.planner_page import section_on as searches_on
+from lab.writers.reliability_board import FILE as RELIABILITY
+from lab.writers.reliability_board import page as reliability_page
 from lab.writers.scoreboard_page import board_pages
 from lab.writers.sparse_page import page as sparse_page
 from lab.writers.validation_page import page as validation_page
@@ -134,6 +136,7 @@ def current_pages(scoreboard: bool = False) -> dict[Path, str]:
         PAGE: validation_page(rows, placements, files),
         HOME_CASE: home_page(rows, placements, context_plans(), check_full()),
         COLLECTIVES: collectives_page(),
+        RELIABILITY: reliability_page(),
         PARTS: parts_table(list(score_all_parts())),
         **files,
         **board_pages(files, board),

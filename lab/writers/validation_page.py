@@ -9,10 +9,12 @@ from pathlib import Path
 from lab.writers.boards import ROWS, board, lines_of, scored_runs
 from lab.writers.gap_board import section as gap_section
 from lab.writers.parts_board import section as parts_section
+from lab.writers.reliability_board import summary
 from lab.writers.scoreboard_page import medians, misses_table, score_table
 
 from moesim.simulator.trace.parts import score_all_parts
 from moesim.simulator.scoring.published import PROFILES, Placement, Row
+from moesim.simulator.scoring.reliability import reliability_rows
 from moesim.simulator.scoring.published_collectives import ALL_SCORED, score_collectives, summarise
 from moesim.simulator.scoring.dispatcher_rows import dispatcher_order, dispatcher_rows, score_dispatcher_row
 from moesim.simulator.scoring.order import OrderScore, published_order
@@ -145,6 +147,7 @@ FILES = {
     "home-case.md": "every figure of the home case under three profiles, link loads, full resolution, "
     "placements",
     "collectives.md": "every measured collective beside its prediction",
+    "reliability.md": "published restarts, blocking times and goodputs; stops of Llama 3",
 }
 
 
@@ -272,6 +275,12 @@ def _goodput(rows: Sequence[Row]) -> list[str]:
             for row in rows
             if row.id.startswith("goodput")
         ),
+        "",
+        "## What stops a run",
+        "",
+        f"Of the published restarts, blocking times and goodputs, {summary(reliability_rows())}",
+        f"[Each row]({BOARDS}/reliability.md) says what its prediction stands on; `moesim validate "
+        "--reliability` prints them.",
         "",
     ]
 

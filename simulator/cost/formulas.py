@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from statistics import NormalDist
 from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
@@ -102,13 +100,3 @@ def end_of_step(
         updated = norm + part.optimizer
         times.append(SyncTimes(start, end, meet, norm, updated, updated + part.gather))
     return times
-
-
-# -- order statistics ------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=1024)
-def expected_maximum(n: int) -> float:
-    """Expected largest of n standard normal draws (Blom 1958: the quantile at (n - 3/8) / (n + 1/4))."""
-    # Rounding to twelve digits gives the same value with every mathematics library.
-    return 0.0 if n < 2 else round(NormalDist().inv_cdf((n - 0.375) / (n + 0.25)), 12)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import sqrt
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.cost.formulas import expected_maximum
+from moesim.simulator.cost.layer_collectives import expected_maximum
 from moesim.simulator.layout.expert_load import (
     LoadSpec,
     Popularity,

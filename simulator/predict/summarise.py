@@ -44,9 +44,8 @@ from moesim.simulator.predict.report import (
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.result_parts import CauseRow, RunResult, StepResult, host_report
 from moesim.simulator.predict.step import ExecutedStep, Prepared, run_step
-from moesim.simulator.run.failures import interruptions
 from moesim.simulator.run.report import RunReport
-from moesim.simulator.run.simulate_run import StepFigures, phase_works, simulate_run
+from moesim.simulator.run.simulate_run import StepFigures, interruptions, phase_works, simulate_run
 from moesim.simulator.scenario.inputs import inputs_of
 from moesim.version import __version__
 
@@ -71,7 +70,8 @@ def run_report(prepared: Prepared, time_s: float, factors: FloatArray | None = N
         return StepFigures(seconds, memory.total_bytes, memory.capacity_bytes)
 
     trained = parameters_total(job.shape) + parameters_mtp(job.shape)
-    stops = interruptions(plan, job.cluster, trained, scenario.recipe)
+    microbatches = scenario.batch.sequences // scenario.parallel.microbatch
+    stops = interruptions(plan, job.cluster, trained, scenario.recipe, microbatches)
     works = phase_works(job, measure)
     return simulate_run(plan, job.cluster, works, stops, scenario.seed, factors)
 

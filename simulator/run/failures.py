@@ -1,193 +1,154 @@
-"""Simulates failures, repair, restart and rollback, and the checkpoints that limit what they cost."""
+"""What stops a run: the model, checkpoints by tier, their best intervals, and the expected end (pure)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-import numpy as np
-
-from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InfeasibleError, InputError
-from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, format_quantity
+from moesim.hwmodels.frozen import Frozen
+from moesim.hwmodels.units import format_quantity, parse_quantity, time_text
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
-from moesim.simulator.run.report import CheckpointReport
-from moesim.simulator.scenario.run_plan import Checkpoint, RunPlan
+from moesim.simulator.scenario.run_plan import OPTIMAL, Checkpoint
 
-# -- failures ----------------------------------------------------------------------------------------
-# Simulates failures, detection, repair, restart and rollback of many replicas of a run at once.
-#
-# The simulation is discrete-event: one pass of the loop advances every replica to its own next event (an
-# interruption of the job, or the end of the phase) with NumPy vectors. The time between two events has a
-# closed form, so checkpoints need no events.
+PROCESS, NODE, RACK, SYSTEM = range(4)
+"""What a fault takes with it, and what a checkpoint must outlive: SYSTEM, the storage, outlives all."""
 
-RANDOM_STREAM = 7
-"""Separates this stream of random numbers from the other streams of a scenario's seed."""
+# -- the model ---------------------------------------------------------------------------------------
+# What can stop or slow a job, as plain numbers for the whole job. Times are in s, rates in 1/s.
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """One cause of stops: how often, what it costs, and what comes back from where.
+
+    `nodes` must be replaced, and are away for `away_s`. `tier`: number of the fastest checkpoint tier that
+    outlives it. `planned`: training saves a checkpoint first, so that nothing is lost.
+    """
+
+    name: str
+    rate_per_s: float = 0.0
+    detection_s: float = 0.0
+    restart_s: float = 0.0
+    nodes: int = 0
+    tier: int = 0
+    planned: bool = False
+    away_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """Checkpoints to one place: the interval and stall of training, and the lag until they are durable.
+
+    `every`: how many checkpoints of the fastest tier lie between two of this one.
+    """
+
+    name: str = "remote"
+    interval_s: float = math.inf
+    stall_s: float = 0.0
+    lag_s: float = 0.0
+    every: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SlowNodes:
+    """Nodes that slow the whole job by `factor`: noticed after `detection_s` and swapped, or not noticed.
+
+    `undetected`: share that nobody notices, which ends by itself after `lasts_s`. `stop`: number of the swap.
+    """
+
+    rate_per_s: float
+    factor: float
+    detection_s: float
+    undetected: float
+    lasts_s: float
+    stop: int
+
+    @property
+    def mean_factor(self) -> float:
+        """Mean factor on the time of training; the number of slow nodes at a time is Poisson."""
+        mean = self.rate_per_s * ((1.0 - self.undetected) * self.detection_s + self.undetected * self.lasts_s)
+        return 1.0 / (math.exp(-mean) - math.expm1(-mean) / self.factor)
+
+
+class Outage(NamedTuple):
+    """Planned maintenance of the whole job; `stop`: its number among the causes."""
+
+    every_s: float
+    lasts_s: float
+    stop: int
+
+
+class Offenders(NamedTuple):
+    """Nodes that fail again and again: how many, their share of faults, and after how many they must go."""
+
+    nodes: int
+    share: float
+    evict_after: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Replica groups of a job, of which some may be away (`go_on`: the others train on without a restart).
+
+    `stall_s` stops all when a group is lost, `rejoin_s` when it comes back; `step_cost` is the share by which
+    fault tolerance lengthens every step. `keep_batch`: the others take over the micro-batches of a lost one.
+    """
+
+    count: int
+    minimum: int
+    go_on: bool
+    nodes: int
+    stall_s: float = 0.0
+    rejoin_s: float = 0.0
+    step_cost: float = 0.0
+    keep_batch: bool = False
+    microbatches: int = 0
+    """Micro-batches of a group in a step of the full job; 0: as if they could be split."""
+
+    def pace(self, active: int) -> float:
+        """Time of a full job's work with so many groups, over that of all without fault tolerance."""
+        share = self.count / active
+        if self.keep_batch and self.microbatches:
+            share = math.ceil(self.microbatches * self.count / active - 1e-9) / self.microbatches
+        return share * (1.0 + self.step_cost)
 
 
 @dataclass(frozen=True, slots=True)
 class FailureModel:
-    """Rate and costs of the interruptions of a run. Times are in s, the rate is in 1/s of the whole job.
+    """All that stops or slows a job.
 
-    `shares`: probability of each cause. `takes_node`: whether a cause sends its node to repair. `spares`:
-    number of standby nodes; None means that a replacement is always available. `lag_s`: time from the
-    continuation of training until a checkpoint is durable (0 where training waits for the write).
+    `spares`: standby nodes; None means that a replacement is always available. `crews`: nodes that can be
+    repaired at a time; None: all. `trays`: spare trays of each node that is a rack. `growth`: number of the
+    stop in which an elastic job takes a group back.
     """
 
-    rate_per_s: float
-    interval_s: float
-    stall_s: float
-    lag_s: float = 0.0
-    detection_s: float = 0.0
-    restart_s: float = 0.0
-    shares: tuple[float, ...] = (1.0,)
-    takes_node: tuple[bool, ...] = (False,)
+    stops: tuple[Stop, ...]
+    tiers: tuple[Tier, ...] = (Tier(),)
+    nodes: int = 1
     spares: int | None = None
-    repair_s: float = 0.0
+    crews: int | None = None
+    trays: int = 0
+    offenders: Offenders | None = None
+    slow: SlowNodes | None = None
+    maintenance: Outage | None = None
+    groups: Groups | None = None
+    growth: int = -1
+    outlives_node: int = 0
+    """Number of the fastest tier that outlives the loss of a node."""
 
+    @property
+    def rate_per_s(self) -> float:
+        """Random stops of the job in a second."""
+        return math.fsum(stop.rate_per_s for stop in self.stops)
 
-@dataclass(frozen=True, slots=True)
-class RunOutcome:
-    """Seconds of every phase and replica, [phases, replicas]; by cause [phases, causes, replicas].
-
-    wall = work + checkpoints + lost + detection + waiting + restart, with the parts by cause summed. `lost`:
-    training and checkpoints that were repeated. `waiting`: waits for a spare node.
-    """
-
-    wall: FloatArray
-    work: FloatArray
-    checkpoints: FloatArray
-    waiting: FloatArray
-    lost: FloatArray
-    detection: FloatArray
-    restart: FloatArray
-    interruptions: IntArray
-
-
-def simulate_failures(
-    work_s: Sequence[float],
-    model: FailureModel,
-    replicas: int,
-    seed: int,
-    factors: FloatArray | None = None,
-) -> RunOutcome:
-    """Run the phases one after the other in every replica (eq. J4).
-
-    `work_s`: training seconds of each phase without interruptions; `factors` multiplies them in each replica
-    (uncertain step time). A phase ends with a durable checkpoint. The n-th interruption of replica i uses the
-    same random numbers for every model (common random numbers). With rate 0 every replica takes the same
-    time.
-    """
-    state = _State(model, replicas, seed, len(work_s))
-    scale = np.ones(replicas) if factors is None else np.asarray(factors, dtype=np.float64)
-    for phase, seconds in enumerate(work_s):
-        state.run_phase(phase, seconds * scale)
-    return state.outcome
-
-
-class _State:
-    """Clocks, spare nodes and pending restarts of all replicas."""
-
-    def __init__(self, model: FailureModel, replicas: int, seed: int, phases: int) -> None:
-        assert len(model.shares) == len(model.takes_node)
-        self.model, self.replicas = model, replicas
-        self.rng = np.random.default_rng([seed, RANDOM_STREAM])
-        self.bounds = np.cumsum(np.array(model.shares))[:-1]
-        self.takes_node = np.array(model.takes_node)
-        self.now = np.zeros(replicas)
-        slots = 0 if model.spares is None else model.spares + 1
-        self.ready = np.zeros((replicas, slots))  # when each replacement node is available
-        if slots:
-            self.ready[:, -1] = np.inf  # slot of the node that breaks next
-        by_phase, by_cause = (phases, replicas), (phases, len(model.shares), replicas)
-        zeros = np.zeros
-        self.outcome = RunOutcome(
-            zeros(by_phase), zeros(by_phase), zeros(by_phase), zeros(by_phase),
-            zeros(by_cause), zeros(by_cause), zeros(by_cause), zeros(by_cause, dtype=np.int64),
-        )  # fmt: skip
-
-    def run_phase(self, phase: int, work: FloatArray) -> None:
-        m, out = self.model, self.outcome
-        began = self.now.copy()
-        count = np.maximum(np.ceil(work / m.interval_s), 1.0) if math.isfinite(m.interval_s) else work * 0 + 1
-        last = np.where(count > 1, work - (count - 1) * (m.interval_s if count.max() > 1 else 0.0), work)
-        stretch = m.interval_s + m.stall_s
-        done = np.zeros(self.replicas)
-        restart = np.zeros(self.replicas)  # rest of the restart before training continues
-        why = np.zeros(self.replicas, dtype=np.int64)  # cause of the pending restart
-        out.work[phase] = work
-        out.checkpoints[phase] = count * m.stall_s + m.lag_s
-        active = np.arange(self.replicas)
-        while active.size:
-            until, cause = self._next_interruption()
-            until, cause, before = until[active], cause[active], restart[active]
-            remaining = (count - done - 1)[active] * (stretch if count.max() > 1 else 0.0) + (
-                last[active] + m.stall_s + m.lag_s
-            )
-            again = until < before  # interrupted while still restarting
-            ends = ~again & (until - before >= remaining)
-            spent = np.minimum(until, before)
-            np.add.at(out.restart[phase], (why[active], active), spent)
-            self.now[active[ends]] += (before + remaining)[ends]
-            struck = ~ends
-            self.now[active[struck]] += until[struck]
-            hit = ~again & struck
-            self._roll_back(phase, active[hit], (until - before)[hit], cause[hit], done, count)
-            self._bring_back(phase, active[struck], cause[struck])
-            restart[active[struck]] = m.restart_s
-            why[active[struck]] = cause[struck]
-            active = active[struck]
-        out.wall[phase] = self.now - began
-
-    def _next_interruption(self) -> tuple[FloatArray, IntArray]:
-        """(seconds until the next interruption, its cause) of every replica.
-
-        Finished replicas draw too, so that their streams of random numbers stay aligned.
-        """
-        draws = self.rng.standard_exponential(self.replicas)
-        cause = np.searchsorted(self.bounds, self.rng.random(self.replicas), side="right")
-        if self.model.rate_per_s <= 0.0:
-            return np.full(self.replicas, np.inf), cause
-        return draws / self.model.rate_per_s, cause
-
-    def _roll_back(
-        self,
-        phase: int,
-        who: IntArray,
-        ran: FloatArray,
-        cause: IntArray,
-        done: FloatArray,
-        count: FloatArray,
-    ) -> None:
-        """Return replicas to their last durable checkpoint, and count the time since then as lost."""
-        m = self.model
-        stretch = m.interval_s + m.stall_s
-        finished = np.minimum(np.floor(ran / stretch), count[who] - 1 - done[who])
-        into = ran - np.where(finished > 0, finished * stretch, 0.0)
-        fresh = (finished > 0) & (into < m.lag_s)  # the newest checkpoint was still being written
-        durable = finished - fresh
-        kept = np.where(durable > 0, durable * stretch, 0.0)
-        np.add.at(self.outcome.lost[phase], (cause, who), ran - kept)
-        done[who] += durable
-
-    def _bring_back(self, phase: int, who: IntArray, cause: IntArray) -> None:
-        """Add detection, and the wait for a replacement node where the cause took a node."""
-        m, out = self.model, self.outcome
-        np.add.at(out.interruptions[phase], (cause, who), 1)
-        np.add.at(out.detection[phase], (cause, who), m.detection_s)
-        self.now[who] += m.detection_s
-        if m.spares is None:
-            return
-        broken = who[self.takes_node[cause]]
-        self.ready[broken, -1] = self.now[broken] + m.repair_s
-        first = np.argmin(self.ready[broken], axis=1)
-        wait = np.maximum(self.ready[broken, first] - self.now[broken], 0.0)
-        self.ready[broken, first] = self.ready[broken, -1]
-        self.ready[broken, -1] = np.inf
-        out.waiting[phase, broken] += wait
-        self.now[broken] += wait
+    @property
+    def certain(self) -> bool:
+        """Whether nothing random and nothing planned touches the run."""
+        return self.rate_per_s <= 0.0 and self.slow is None and self.maintenance is None
 
 
 # -- checkpoint --------------------------------------------------------------------------------------
@@ -240,36 +201,333 @@ def segments(work_s: float, interval_s: float) -> tuple[int, float]:
     return count, work_s - (count - 1) * interval_s if count > 1 else work_s
 
 
-def expected_seconds(
-    work_s: float,
-    interval_s: float,
-    stall_s: float,
-    mean_time_between_s: float,
-    detection_s: float,
-    restart_s: float,
-) -> float:
-    """Expected wall time of `work_s` s of training under exponential failures (Daly 2006, exact; eq. J5).
+# -- closed form -------------------------------------------------------------------------------------
 
-    Every stretch ends with a checkpoint for which training waits. Failures strike during training,
-    checkpoints and restarts. The result is inf where a stretch practically never succeeds.
+
+def expected_wall_s(work_s: Sequence[float], model: FailureModel, step_s: Sequence[float] = ()) -> float:
+    """Expected wall seconds of the phases (eqs. J5 and J12); inf where a stretch practically never succeeds.
+
+    Exact for random stops that all return to one synchronous tier, with spares at hand; a renewal
+    approximation of the first order for the rest. `step_s`: step time of each phase (see `Groups`).
     """
-    count, last_s = segments(work_s, interval_s)
-    if math.isinf(mean_time_between_s):
-        return work_s + count * stall_s
-    rate = 1.0 / mean_time_between_s
-
-    def attempt(length_s: float) -> float:
-        return math.expm1(rate * (length_s + stall_s))
-
     try:
-        again = math.exp(rate * restart_s) * (mean_time_between_s + detection_s)
-        return ((count - 1) * attempt(interval_s) + attempt(last_s)) * again
+        return _expected_wall_s(work_s, model, step_s)
     except OverflowError:
         return math.inf
 
 
-# -- interruptions -----------------------------------------------------------------------------------
-# Derives the interruptions of a run plan: rates, checkpoint costs and interval, and whether it can end.
+def _expected_wall_s(work_s: Sequence[float], model: FailureModel, step_s: Sequence[float]) -> float:
+    slow, groups = model.slow, model.groups
+    scale = _eviction(math.fsum(work_s), model)
+    faults = [(stop.rate_per_s * (1.0 if stop.planned else scale), stop) for stop in model.stops]
+    if groups is not None and groups.go_on:
+        wall = math.fsum(_tolerant(w, model, faults, s) for w, s in zip(
+            work_s, step_s or [0.0] * len(work_s), strict=True
+        ))  # fmt: skip
+    else:
+        pace = slow.mean_factor if slow else 1.0
+        if groups is not None:
+            missing, none = _elastic(model, faults)
+            pace *= groups.pace(groups.count) * groups.count / max(groups.count - missing, groups.minimum)
+            faults = [(r * (1.0 - missing / groups.count), stop) for r, stop in faults]
+            taken = math.fsum(r for r, stop in faults if stop.nodes and not stop.planned)
+            faults.append((taken * none, model.stops[model.growth]))
+        wall = math.fsum(_renewed(work, model, faults, pace) for work in work_s)
+    save = model.tiers[model.outlives_node].stall_s
+
+    def planned_s(stop: Stop) -> float:
+        return save + (down_s(faults, [(1.0, stop)]) or stop.detection_s + stop.restart_s)
+
+    exposed = wall
+    wall += exposed * math.fsum(r * planned_s(stop) for r, stop in faults if stop.planned)
+    if slow is not None:
+        wall += exposed * slow.rate_per_s * (1.0 - slow.undetected) * planned_s(model.stops[slow.stop])
+    if groups is None:
+        states = [1.0] if model.spares is None else _nodes_away(model, faults, True)
+        wall /= math.fsum(states[: (model.spares or 0) + 1])  # the rest of the time it waits for nodes
+    if model.maintenance is not None:
+        away = planned_s(model.stops[model.maintenance.stop]) + model.maintenance.lasts_s
+        share = away / (model.maintenance.every_s + away)
+        # As many as begin before the end: the last one need not come.
+        count = math.floor(wall / model.maintenance.every_s * (1.0 + share)) if share < 0.5 else math.inf
+        wall += min(count * away, wall / (1.0 - share) - wall) if math.isfinite(count) else math.inf
+    return wall
+
+
+def _eviction(work_s: float, model: FailureModel) -> float:
+    """Mean share of the faults that still come, as repeat offenders leave the job one by one."""
+    who = model.offenders
+    rate = math.fsum(stop.rate_per_s for stop in model.stops if not stop.planned)
+    if who is None or who.evict_after is None or rate <= 0.0 or work_s <= 0.0 or not who.nodes:
+        return 1.0
+    mean = rate * who.share / who.nodes * work_s  # faults of one offender
+    probability, struck, total = math.exp(-mean), 0.0, 0.0
+    for number in range(who.evict_after):  # E[min(Poisson, n)]
+        struck += number * probability
+        total += probability
+        probability *= mean / (number + 1)
+    struck += who.evict_after * (1.0 - total)
+    return 1.0 - who.share + who.share * struck / mean
+
+
+def down_s(faults: Sequence[tuple[float, Stop]], first: Sequence[tuple[float, Stop]] = ()) -> float:
+    """Mean seconds from an interruption to training again, with interruptions of the restart.
+
+    `first`: the stops, with their rates, one of which begins it; by default all.
+    """
+    rate = math.fsum(r for r, _ in faults)
+    if rate <= 0.0:
+        return 0.0
+
+    def means(stops: Sequence[tuple[float, Stop]]) -> tuple[float, float]:
+        total = math.fsum(r for r, _ in stops)
+        detection = math.fsum(r / total * stop.detection_s for r, stop in stops)
+        return detection, math.fsum(r / total * -math.expm1(-rate * stop.restart_s) for r, stop in stops)
+
+    detection, broken = means(faults)
+    again = math.inf if broken >= 1.0 else (detection + broken / rate) / (1.0 - broken)
+    if not first:
+        return again
+    detection, broken = means(first)
+    return detection + broken * (1.0 / rate + again)
+
+
+def _renewed(work_s: float, model: FailureModel, faults: Sequence[tuple[float, Stop]], pace: float) -> float:
+    """Wall seconds of a phase whose random stops send the whole job back to a checkpoint."""
+    first = model.tiers[0]
+    count, last_s = segments(work_s, first.interval_s)
+    stall_s = first.stall_s + math.fsum(tier.stall_s / tier.every for tier in model.tiers[1:])
+    struck = [(rate, stop) for rate, stop in faults if not stop.planned and rate > 0.0]
+    rate = math.fsum(r for r, _ in struck)
+    whole = work_s * pace + count * stall_s + model.tiers[-1].lag_s
+    if rate <= 0.0:
+        return whole
+    back_s = down_s(faults, struck)
+    if len(model.tiers) == 1 and first.lag_s == 0.0:
+
+        def attempt(length_s: float) -> float:
+            return math.expm1(rate * (length_s * pace + stall_s))
+
+        return ((count - 1) * attempt(first.interval_s) + attempt(last_s)) * (1.0 / rate + back_s)
+    lost_s = 0.0
+    for number, tier in enumerate(model.tiers):
+        here = math.fsum(r for r, stop in struck if stop.tier == number)
+        beyond = math.fsum(r for r, stop in struck if stop.tier >= number)
+        if here:
+            interval_s = first.interval_s * tier.every if number else first.interval_s
+            cycle_s = min(interval_s, work_s) * pace + stall_s * (tier.every if number else 1)
+            age_s = 1.0 / beyond - cycle_s / math.expm1(beyond * cycle_s)
+            lost_s += here * (age_s + tier.lag_s * math.exp(-beyond * cycle_s))
+    if lost_s >= 1.0:
+        return math.inf
+    return whole * (1.0 + rate * back_s) / (1.0 - lost_s)
+
+
+def _tolerant(
+    work_s: float, model: FailureModel, faults: Sequence[tuple[float, Stop]], step_s: float
+) -> float:
+    """Wall seconds of a phase of a job whose other groups train on when one is lost (eq. J12)."""
+    groups, first = model.groups, model.tiers[0]
+    assert groups is not None
+    struck = [(r, stop) for r, stop in faults if not stop.planned]
+    away = math.fsum(
+        r * max(1, -(-stop.nodes // groups.nodes)) * (stop.detection_s + stop.restart_s + groups.stall_s)
+        for r, stop in struck
+    )
+    absent = away / (1.0 + away / groups.count)
+    for _ in range(20):  # fewer groups meet fewer faults
+        missing, _none = _short(model, [(r * (1.0 - absent / groups.count), stop) for r, stop in struck])
+        absent = 0.5 * absent + 0.5 * min(away * (1.0 - absent / groups.count) + missing, groups.count - 1.0)
+    pace = groups.pace(groups.count) * groups.count / max(groups.count - absent, groups.minimum)
+    pace *= model.slow.mean_factor if model.slow else 1.0
+    count, _ = segments(work_s, first.interval_s)
+    exposed = work_s * pace + count * math.fsum(tier.stall_s / tier.every for tier in model.tiers)
+    rate = math.fsum(r for r, _ in struck) * (1.0 - absent / groups.count)
+    each = groups.stall_s + groups.rejoin_s
+    lost = rate * step_s * pace / 2.0
+    return math.inf if lost >= 1.0 else exposed * (1.0 + rate * each) / (1.0 - lost) + model.tiers[-1].lag_s
+
+
+def _nodes_away(model: FailureModel, faults: Sequence[tuple[float, Stop]], waits: bool) -> list[float]:
+    """Probability of each number of nodes in repair; `waits`: nothing breaks while the job lacks a node.
+
+    Balance across a cut: n nodes come back at min(n, crews) / repair, as often as faults of k nodes lift the
+    number over n - 1. For single nodes and enough crews this is Erlang's loss formula, insensitive to the
+    distribution of the repair; faults of several nodes bring all of them back at once, which it neglects.
+    """
+    assert model.spares is not None
+    taken = [(r, stop) for r, stop in faults if stop.nodes and r > 0.0]
+    nodes = math.fsum(r * stop.nodes for r, stop in taken)
+    if not nodes:
+        return [1.0]
+    away_s = math.fsum(r * stop.nodes * stop.away_s for r, stop in taken) / nodes
+    largest = max(stop.nodes for _, stop in taken)
+    over = [math.fsum(r for r, stop in taken if stop.nodes >= k) for k in range(largest + 1)]
+    if model.trays:
+        single = math.fsum(r for r, stop in taken if stop.nodes == 1)
+        load, full = single * away_s / model.nodes, [1.0]
+        for n in range(1, model.trays + 1):
+            full.append(full[-1] * load / n)
+        over[1] -= single * (1.0 - full[-1] / math.fsum(full))
+    away, most = (
+        [1.0],
+        model.spares + (largest if waits else 40 + 2 * largest + math.ceil(2 * nodes * away_s)),
+    )
+    for n in range(1, most + 1):
+        last = min(n - 1, model.spares if waits else n - 1)
+        rise = math.fsum(away[j] * over[n - j] for j in range(max(0, n - largest), last + 1))
+        away.append(rise * away_s / (n if model.crews is None else min(n, model.crews)))
+        if away[-1] > 1e250:
+            away = [value / 1e250 for value in away]
+    total = math.fsum(away)
+    return [value / total for value in away]
+
+
+def _elastic(model: FailureModel, faults: Sequence[tuple[float, Stop]]) -> tuple[float, float]:
+    """`_short` of a job that meets faults only while it trains, and fewer with fewer groups."""
+    assert model.groups is not None
+    missing = none = 0.0
+    for _ in range(20):
+        share = 1.0 - missing / model.groups.count
+        up = share / (1.0 + share * math.fsum(r for r, _ in faults) * down_s(faults))
+        more, none = _short(model, [(r * up, stop) for r, stop in faults])
+        missing = 0.5 * missing + 0.5 * min(more, model.groups.count - 1.0)
+    return missing, none
+
+
+def _short(model: FailureModel, faults: Sequence[tuple[float, Stop]]) -> tuple[float, float]:
+    """(mean number of nodes that are missing, probability that a fault finds no spare)."""
+    if model.spares is None:
+        return 0.0, 0.0
+    away, spares = _nodes_away(model, faults, False), model.spares
+    missing = math.fsum(p * (n - spares) for n, p in enumerate(away) if n > spares)
+    return missing, math.fsum(away[spares:])
+
+
+# -- checkpoint tiers --------------------------------------------------------------------------------
+
+
+class TierReport(Frozen):
+    """Checkpoints to one place: times in s and best intervals for the stops that load from it."""
+
+    tier: str
+    interval_s: float
+    stall_s: float
+    write_s: float
+    load_s: float
+    young_s: float | None
+    daly_s: float | None
+    optimal_s: float | None
+
+
+class CheckpointReport(Frozen):
+    """Size, times and best intervals of checkpoints (docs/model.md, eqs. J2, J3 and J6)."""
+
+    bytes: float
+    interval_s: float
+    stall_s: float
+    write_s: float
+    mean_time_between_interruptions_s: float | None
+    young_s: float | None
+    daly_s: float | None
+    optimal_s: float | None
+    """Interval with the least exactly expected time, but no shorter than an asynchronous write."""
+    tiers: tuple[TierReport, ...] = ()
+    """All places of checkpoints, the fastest first, where the plan has more than one."""
+
+
+def stall_and_write_s(save: Checkpoint, cluster: Cluster, size_bytes: float) -> tuple[float, float]:
+    """(seconds that training waits for a checkpoint, seconds of its write) (eq. J3).
+
+    Both are the write of a synchronous checkpoint. With an asynchronous one training waits for the copy to
+    host memory, in which every GPU copies its share over its own host link; the write overlaps with training,
+    and slows it by `interference`.
+    """
+    write = size_bytes / save.storage.write_bytes_per_s(cluster.nodes)
+    beside = save.interference.value * write if save.interference else 0.0
+    if save.stall is not None:
+        return save.stall.value + beside, max(write, save.stall.value)
+    if not save.asynchronous:
+        return write, write
+    return _host_copy_s(cluster, size_bytes) + beside, write
+
+
+def _host_copy_s(cluster: Cluster, size_bytes: float) -> float:
+    host = cluster.accelerator.host_bandwidth
+    if host is None:
+        raise InputError(
+            f"run.checkpoint.asynchronous: accelerator {cluster.accelerator.name!r} has no figure "
+            "host_bandwidth; state run.checkpoint.stall, or set asynchronous: false"
+        )
+    return size_bytes / cluster.n_gpus / host.value
+
+
+def loads_s(save: Checkpoint | None, cluster: Cluster, size_bytes: float) -> list[float]:
+    """Seconds to load a checkpoint from each tier, the storage last."""
+    if save is None:
+        return [0.0]
+    share = size_bytes / cluster.n_gpus
+    fast = [share / tier.bandwidth.value for tier in save.tiers if tier.bandwidth is not None]
+    return [*fast, size_bytes / save.storage.read_bytes_per_s(cluster.nodes)]
+
+
+def checkpoint_tiers(
+    save: Checkpoint, cluster: Cluster, size_bytes: float, needs: Sequence[float], loads: Sequence[float]
+) -> tuple[tuple[Tier, ...], CheckpointReport]:
+    """The tiers of a plan and their figures; `needs`: rate of the stops that load from each."""
+    stall, write = stall_and_write_s(save, cluster, size_bytes)
+    figures = [(save.interval, save.asynchronous, stall, write, save.storage.name, "run.checkpoint")]
+    for tier in reversed(save.tiers):
+        assert tier.bandwidth is not None
+        copy = size_bytes / cluster.n_gpus / tier.bandwidth.value
+        waits = min(copy, _host_copy_s(cluster, size_bytes)) if tier.asynchronous else copy
+        place = f"run.checkpoint.tiers ({tier.where})"
+        figures.insert(0, (tier.interval, tier.asynchronous, waits, copy, tier.where, place))
+    tiers: list[Tier] = []
+    reports: list[TierReport] = []
+    for (interval, behind, waits, copy, name, place), need, load in zip(figures, needs, loads, strict=True):
+        best = max(optimal_interval_s(waits, 1.0 / need), copy if behind else 0.0) if need > 0.0 else None
+        length = _interval_s(interval, best, copy if behind else 0.0, (place, name, size_bytes))
+        every = max(1, round(length / tiers[0].interval_s)) if tiers else 1
+        length = every * tiers[0].interval_s if tiers else length
+        tiers.append(Tier(name, length, waits, copy if behind else 0.0, every))
+        reports.append(
+            TierReport(
+                tier=name, interval_s=length, stall_s=waits, write_s=copy, load_s=load, optimal_s=best,
+                young_s=young_interval_s(waits, 1.0 / need) if need > 0.0 else None,
+                daly_s=daly_interval_s(waits, 1.0 / need) if need > 0.0 else None,
+            )
+        )  # fmt: skip
+    rate, last = math.fsum(needs), reports[-1].model_dump(exclude={"tier", "load_s"})
+    return tuple(tiers), CheckpointReport(
+        bytes=size_bytes,
+        mean_time_between_interruptions_s=1.0 / rate if rate > 0.0 else None,
+        tiers=tuple(reports) if len(reports) > 1 else (),
+        **last,
+    )
+
+
+def _interval_s(interval: str, best: float | None, least_s: float, what: tuple[str, str, float]) -> float:
+    """Seconds of an interval; raises InputError where it cannot be."""
+    place, name, size_bytes = what
+    if interval == OPTIMAL:
+        if best is None or best <= 0.0:
+            raise InputError(
+                f"{place}.interval: optimal has no answer where nothing that fails needs this checkpoint, or "
+                "where it costs nothing; state a time, for example 30 min"
+            )
+        return best
+    length = parse_quantity(interval, "s")
+    if length < least_s:
+        raise InputError(
+            f"{place}.interval={interval}: one asynchronous write of "
+            f"{format_quantity(size_bytes, 'bytes')} to {name} takes {time_text(least_s)}; use a longer "
+            "interval or faster storage"
+        )
+    return length
+
+
+# -- whether it can end ------------------------------------------------------------------------------
 
 MOST_SLOWDOWN = 20.0
 """Largest ratio of expected time to training time at which a run still finishes in practice."""
@@ -280,160 +538,61 @@ MOST_INTERRUPTIONS = 50_000
 
 @dataclass(frozen=True, slots=True)
 class Interruptions:
-    """All interruptions of training: the failure model, names of causes, and checkpoint figures."""
+    """All interruptions of training: the failure model, checkpoint figures and what was assumed."""
 
     model: FailureModel
-    causes: tuple[str, ...]
     checkpoint: CheckpointReport | None
     notes: tuple[str, ...]
+    restart_parts: dict[str, float]
 
     @property
-    def certain(self) -> bool:
-        """Whether the run has no random interruptions."""
-        return self.model.rate_per_s <= 0.0
+    def causes(self) -> tuple[str, ...]:
+        """Names of all causes of stops."""
+        return tuple(stop.name for stop in self.model.stops)
 
-    def expected_seconds(self, work_s: Sequence[float]) -> float:
-        """Wall seconds by the closed form (eq. J5), with spares always available.
+    def expected_seconds(self, work_s: Sequence[float], step_s: Sequence[float] = ()) -> float:
+        """Wall seconds by the closed form (eqs. J5 and J12)."""
+        return expected_wall_s(work_s, self.model, step_s)
 
-        An asynchronous write counts as its stall only.
-        """
-        m = self.model
-        between = math.inf if self.certain else 1.0 / m.rate_per_s
-        return math.fsum(
-            expected_seconds(w, m.interval_s, m.stall_s, between, m.detection_s, m.restart_s) for w in work_s
-        )
-
-    def check_feasible(self, work_s: Sequence[float]) -> None:
+    def check_feasible(self, work_s: Sequence[float], step_s: Sequence[float] = ()) -> None:
         """Raise InfeasibleError with the reason where the run practically never ends."""
-        if self.certain:
+        rate, work = self.model.rate_per_s, math.fsum(work_s)
+        if self.model.certain or work <= 0.0:
             return
-        m, work = self.model, math.fsum(work_s)
-        expected = self.expected_seconds(work_s)
-        between = 1.0 / m.rate_per_s
-        if expected <= MOST_SLOWDOWN * work and expected * m.rate_per_s <= MOST_INTERRUPTIONS:
+        expected = self.expected_seconds(work_s, step_s)
+        if expected <= MOST_SLOWDOWN * work and expected * rate <= MOST_INTERRUPTIONS:
             return
-        length = m.interval_s + m.stall_s
-        tries = math.exp(min(length / between, 700.0))
+        at_hand = expected_wall_s(work_s, replace(self.model, spares=None), step_s)
+        if at_hand <= MOST_SLOWDOWN * work and at_hand * rate <= MOST_INTERRUPTIONS:
+            self.check_waiting(work, expected - at_hand)
+        reasons = []
+        if rate > 0.0:
+            slowest = self.model.tiers[-1]
+            length = min(slowest.interval_s, work) + slowest.stall_s
+            tries = math.exp(min(length * rate, 700.0))
+            back_s = down_s([(stop.rate_per_s, stop) for stop in self.model.stops])
+            back = "for ever" if back_s > 1e12 else time_text(back_s)
+            reasons.append(
+                f"one interruption every {time_text(1.0 / rate)} on the whole job, while training to the "
+                f"next checkpoint takes {time_text(length)} ({tries:.3g} attempts on average) and coming "
+                f"back {back}"
+            )
+        if self.model.maintenance is not None:
+            plan = self.model.maintenance
+            reasons.append(f"maintenance of {time_text(plan.lasts_s)} every {time_text(plan.every_s)}")
         raise InfeasibleError(
-            f"the run never finishes in practice: one interruption every {_time(between)} on the whole job, "
-            f"while training to the next checkpoint takes {_time(length)} ({tries:.3g} attempts on average) "
-            f"and coming back {_time(m.detection_s + m.restart_s)}; expected {expected / work:.3g} times the "
-            "training time. A shorter run.checkpoint.interval, faster run.restart, fewer nodes or fewer "
+            f"the run never finishes in practice: {'; '.join(reasons)}; expected {expected / work:.3g} times "
+            "the training time. A shorter run.checkpoint.interval, faster run.restart, fewer nodes or fewer "
             "failures are needed"
         )
 
     def check_waiting(self, work_s: float, waiting_s: float) -> None:
         """Raise InfeasibleError where the run mostly waits for repaired nodes; arguments are mean seconds."""
         if work_s + waiting_s > MOST_SLOWDOWN * work_s:
+            away = max(stop.away_s for stop in self.model.stops)
             raise InfeasibleError(
-                f"the run never finishes in practice: it trains for {_time(work_s)} and waits for a spare "
-                f"node for {_time(waiting_s)}, with {self.model.spares} spares, one interruption every "
-                f"{_time(1.0 / self.model.rate_per_s)} and {_time(self.model.repair_s)} of repair. More "
+                f"the run never finishes in practice: it trains for {time_text(work_s)} and waits for a "
+                f"spare node for {time_text(waiting_s)}, with {self.model.spares} spares, one interruption "
+                f"every {time_text(1.0 / self.model.rate_per_s)} and {time_text(away)} of repair. More "
                 "run.spares or a shorter repair are needed"
             )
-
-
-def _time(seconds: float) -> str:
-    for unit, size in (("days", SECONDS_PER_DAY), ("h", SECONDS_PER_HOUR), ("min", 60.0)):
-        if seconds >= 2.0 * size:
-            return f"{seconds / size:.3g} {unit}"
-    return format_quantity(seconds, "s")
-
-
-def interruptions(plan: RunPlan, cluster: Cluster, parameters: int, recipe: Precision) -> Interruptions:
-    """The interruptions of a plan on a cluster (eqs. J2 to J4).
-
-    `parameters`: number of trained parameters, which sets the size of a checkpoint. Raises InputError where
-    an asynchronous write takes longer than the interval.
-    """
-    rate = plan.failures
-    between = rate.mean_time_between_s(cluster.nodes) if rate else math.inf
-    notes: list[str] = []
-    saved = None
-    if plan.checkpoint is not None:
-        saved = _saved(plan.checkpoint, cluster, parameters, recipe, between)
-        if plan.checkpoint.size is None:
-            notes.append(
-                "a checkpoint holds master weights and both moments once; weights are cast anew from them"
-            )
-        if plan.checkpoint.asynchronous and plan.checkpoint.stall is None:
-            notes.append(
-                "asynchronous checkpoints: training waits for the copy to host memory at the nominal host "
-                "link"
-            )
-    if rate is not None and rate.causes is None and plan.spares is not None:
-        notes.append(
-            f"failure rate {rate.name!r} states no causes: every interruption is taken to break a node"
-        )
-    if plan.interrupted and plan.spares is None:
-        notes.append("run.spares is not set: a replacement node is always at hand, unpaid until it is needed")
-    counts = rate.counts if rate and plan.interrupted else ()
-    total = sum(c.count for c in counts)
-    asynchronous = plan.checkpoint is not None and plan.checkpoint.asynchronous
-    model = FailureModel(
-        rate_per_s=0.0 if math.isinf(between) else 1.0 / between,
-        interval_s=saved.interval_s if saved else math.inf,
-        stall_s=saved.stall_s if saved else 0.0,
-        lag_s=saved.write_s if saved and asynchronous else 0.0,
-        detection_s=plan.restart.detection.value if plan.restart else 0.0,
-        restart_s=plan.restart.recovery.value if plan.restart else 0.0,
-        shares=tuple(c.count / total for c in counts) or (1.0,),
-        takes_node=tuple(c.node for c in counts) or (False,),
-        spares=plan.spares.count if plan.spares else None,
-        repair_s=plan.spares.repair.value if plan.spares else 0.0,
-    )
-    return Interruptions(model, tuple(c.cause for c in counts), saved, tuple(notes))
-
-
-def stall_and_write_s(save: Checkpoint, cluster: Cluster, size_bytes: float) -> tuple[float, float]:
-    """(seconds that training waits for a checkpoint, seconds of its write) (eq. J3).
-
-    Both are the write of a synchronous checkpoint. With an asynchronous one training waits for the copy to
-    host memory, in which every GPU copies its share over its own host link; the write overlaps with training.
-    """
-    write = size_bytes / save.storage.write_bytes_per_s(cluster.nodes)
-    if save.stall is not None:
-        return save.stall.value, max(write, save.stall.value)
-    if not save.asynchronous:
-        return write, write
-    host = cluster.accelerator.host_bandwidth
-    if host is None:
-        raise InputError(
-            f"run.checkpoint.asynchronous: accelerator {cluster.accelerator.name!r} has no figure "
-            "host_bandwidth; state run.checkpoint.stall, or set asynchronous: false"
-        )
-    return size_bytes / cluster.n_gpus / host.value, write
-
-
-def _saved(
-    save: Checkpoint, cluster: Cluster, parameters: int, recipe: Precision, between_s: float
-) -> CheckpointReport:
-    size = save.size.value if save.size is not None else checkpoint_bytes(parameters, recipe)
-    stall, write = stall_and_write_s(save, cluster, size)
-    least = write if save.asynchronous else 0.0
-    random = math.isfinite(between_s)
-    optimal = max(optimal_interval_s(stall, between_s), least) if random else None
-    interval = save.interval_s
-    if interval is None:
-        if optimal is None or optimal <= 0.0:
-            raise InputError(
-                "run.checkpoint.interval: optimal has no answer where nothing fails or a checkpoint costs "
-                "nothing; state a time, for example 30 min"
-            )
-        interval = optimal
-    if interval < least:
-        raise InputError(
-            f"run.checkpoint.interval={save.interval}: one asynchronous write of "
-            f"{format_quantity(size, 'bytes')} to {save.storage.name} takes {_time(write)}; use a longer "
-            "interval or faster storage"
-        )
-    return CheckpointReport(
-        bytes=size,
-        interval_s=interval,
-        stall_s=stall,
-        write_s=write,
-        mean_time_between_interruptions_s=between_s if random else None,
-        young_s=young_interval_s(stall, between_s) if random else None,
-        daly_s=daly_interval_s(stall, between_s) if random else None,
-        optimal_s=optimal,
-    )

@@ -2,35 +2,54 @@
 
 from __future__ import annotations
 
-import datetime
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
+from moesim.hwmodels.provenance import sourced_numbers
+from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, parse_quantity, time_text
 from moesim.simulator.layout.job import ResolvedJob
-from moesim.simulator.run.failures import Interruptions, RunOutcome, simulate_failures
+from moesim.simulator.model.precision import Precision
+from moesim.simulator.run.events import simulate_events, simulate_one
+from moesim.simulator.run.failures import (
+    NODE,
+    PROCESS,
+    RACK,
+    SYSTEM,
+    FailureModel,
+    Groups,
+    Interruptions,
+    Offenders,
+    Outage,
+    SlowNodes,
+    Stop,
+    Tier,
+    checkpoint_bytes,
+    checkpoint_tiers,
+    loads_s,
+)
 from moesim.simulator.run.report import (
     HOURS_PER_DAY,
-    CauseReport,
     FinishDates,
-    GpuHours,
-    OutlookRow,
-    PhaseReport,
-    Rates,
+    Ledger,
+    PhaseWork,
     RunReport,
-    RunSpread,
+    date_text,
+    mean,
+    outlook,
     per_hour,
     rates,
+    spread,
 )
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.scenario.run_plan import Ramp, RunPhase, RunPlan
+from moesim.simulator.scenario.run_plan import OPTIMAL, Ramp, RunPhase, RunPlan
 from moesim.simulator.schedules import build
 
 # -- phases ------------------------------------------------------------------------------------------
@@ -142,24 +161,6 @@ class StepFigures:
 
 Measure = Callable[[ResolvedJob], StepFigures]
 """Simulates one step of a job; raises InputError for an illegal one."""
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseWork:
-    """A phase with its steps and its training time in seconds, without interruptions."""
-
-    name: str
-    stated: bool
-    steps: int
-    tokens: float
-    sequences: int
-    sequence_length: int
-    step_time_s: float
-    seconds: float
-    interpolation_error: float = 0.0
-    notes: tuple[str, ...] = ()
-    starts: bool = False
-    """Whether a job starts with it: the first phase, and every later one with another plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,11 +286,220 @@ def _legal(scenario: Scenario, least: int, most: int, quantum: int) -> int:
     return most * quantum
 
 
+# -- interruptions -----------------------------------------------------------------------------------
+# Derives the interruptions of a run plan: rates, checkpoint costs and interval, and whether it can end.
+
+
+def interruptions(
+    plan: RunPlan, cluster: Cluster, parameters: int, recipe: Precision, microbatches: int = 0
+) -> Interruptions:
+    """The interruptions of a plan on a cluster (eqs. J2 to J4, J11).
+
+    `parameters`: number of trained parameters, which sets the size of a checkpoint. `microbatches`: those of
+    a step in all pipelines. Raises InputError where an asynchronous write takes longer than the interval, for
+    more spares than nodes, for groups that do not divide the nodes, and for rates above one a second.
+    """
+    _check_machine(plan, cluster)
+    severities = _severities(plan, cluster)
+    save = plan.checkpoint
+    size = checkpoint_bytes(parameters, recipe)
+    if save is not None and save.size is not None:
+        size = save.size.value
+    outlives = [*(tier.outlives for tier in save.tiers), SYSTEM] if save else [SYSTEM]
+    loads = loads_s(save, cluster, size)
+    stops = []
+    for stop, severity in severities:
+        tier = next(i for i, kept in enumerate(outlives) if kept >= severity)
+        stops.append(
+            replace(stop, tier=tier, restart_s=_restart_s(plan, cluster, severity, loads[tier], stop.planned))
+        )
+    tiers: tuple[Tier, ...] = (Tier(),)
+    saved = None
+    if save is not None:
+        needs = [math.fsum(s.rate_per_s for s in stops if s.tier == i) for i in range(len(outlives))]
+        tiers, saved = checkpoint_tiers(save, cluster, size, needs, loads)
+    model = _model(plan, cluster, stops, tiers, microbatches)
+    model = replace(model, outlives_node=next(i for i, kept in enumerate(outlives) if kept >= NODE))
+    parts: dict[str, float] = {}
+    if plan.restart is not None and plan.restart.parts is not None and stops:
+        load = loads[next(i for i, kept in enumerate(outlives) if kept >= NODE)]
+        how = RESTART_OF[plan.spares.kind if plan.spares else "cold"]
+        parts = plan.restart.parts.seconds(cluster.nodes, cluster.n_gpus, load, how)._asdict()
+    return Interruptions(model, saved, tuple(_notes(plan)), parts)
+
+
+def _model(
+    plan: RunPlan, cluster: Cluster, stops: Sequence[Stop], tiers: tuple[Tier, ...], microbatches: int
+) -> FailureModel:
+    """The failure model of a plan, from its stops and checkpoint tiers."""
+    names = [stop.name for stop in stops]
+    slow, pause, groups, spares = plan.slow, plan.maintenance, plan.fault_tolerance, plan.spares
+    offenders = plan.failures.repeat_offenders if plan.failures else None
+    model = FailureModel(
+        stops=tuple(stops),
+        tiers=tiers,
+        nodes=cluster.nodes,
+        spares=spares.count if spares else None,
+        crews=spares.crews if spares else None,
+        trays=spares.trays if spares else 0,
+        growth=names.index(GROWTH) if GROWTH in names else -1,
+    )
+    if offenders is not None:
+        count = max(1, round(offenders.nodes.value * cluster.nodes))
+        who = Offenders(count, offenders.faults.value, offenders.evict_after)
+        model = replace(model, offenders=who)
+    if slow is not None:
+        lasts_s = slow.lasts.value if slow.lasts else 0.0
+        rate = slow.rate.value * cluster.nodes / SECONDS_PER_DAY
+        times = (slow.factor.value, slow.detection.value, slow.undetected.value, lasts_s)
+        model = replace(model, slow=SlowNodes(rate, *times, names.index(SLOW_NODE)))
+    if pause is not None:
+        outage = Outage(pause.every.value, pause.lasts.value, names.index(PLANNED))
+        model = replace(model, maintenance=outage)
+    if groups is not None:
+        stall_s = groups.stall.value if groups.stall else 0.0
+        rejoin_s = groups.rejoin.value if groups.rejoin else stall_s
+        each = (groups.step_cost.value, groups.batch == "keep", microbatches // groups.groups)
+        nodes, go_on = cluster.nodes // groups.groups, groups.mode == "continue"
+        of = Groups(groups.groups, groups.minimum, go_on, nodes, stall_s, rejoin_s, *each)
+        model = replace(model, groups=of)
+    return replace(model, stops=()) if model.certain else model
+
+
+SLOW_NODE, PLANNED, GROWTH, PREEMPTED = (
+    "slow node swapped",
+    "planned maintenance",
+    "group returns",
+    "preempted",
+)
+"""Names of the stops that no failure rate states."""
+
+
+RESTART_OF = {"cold": "requeued", "warm": "warm", "hot": "hot"}
+"""How a job restarts after the loss of a node, by the kind of its spares."""
+
+
+def _severities(plan: RunPlan, cluster: Cluster) -> list[tuple[Stop, int]]:
+    """Every stop of a plan, with what it takes with it."""
+    away = plan.spares.repair.value if plan.spares else 0.0
+    per_s = cluster.nodes / SECONDS_PER_DAY
+    rate, restart = plan.failures, plan.restart
+    noticed = restart.detection.value if restart else 0.0
+    found: list[tuple[Stop, int]] = []
+    if rate is not None and plan.interrupted:
+        total = sum(c.count for c in rate.counts)
+        for c in rate.counts:
+            special = restart.detection_of.get(c.cause) if restart else None
+            each = rate.interruptions.value * per_s * c.count / total
+            stop = Stop(c.cause, each, special.value if special else noticed, nodes=int(c.node), away_s=away)
+            found.append((stop, NODE if c.node else PROCESS))
+        for shared in rate.correlated:
+            number = -(-cluster.nodes // shared.nodes)
+            nodes = min(shared.nodes, cluster.nodes)
+            each = shared.rate.value * number / SECONDS_PER_DAY
+            found.append((Stop(shared.cause, each, noticed, nodes=nodes, away_s=away), RACK))
+    if plan.preemption is not None:
+        taken, host = plan.preemption, cluster.accelerator.host_bandwidth
+        stop = Stop(PREEMPTED, taken.rate.value * per_s, nodes=1, away_s=taken.away.value)
+        enough = plan.checkpoint is not None and host is not None and taken.notice.value > 0.0
+        found.append((replace(stop, planned=enough), NODE))
+    if plan.slow is not None:
+        found.append((Stop(SLOW_NODE, nodes=1, planned=True, away_s=away), NODE))
+    if plan.maintenance is not None:
+        found.append((Stop(PLANNED, planned=True), PROCESS))
+    if plan.fault_tolerance is not None and plan.fault_tolerance.mode == "elastic":
+        found.append((Stop(GROWTH, planned=True), NODE))
+    fastest = math.fsum(stop.rate_per_s for stop, _ in found)
+    if fastest > 1.0:
+        most = SECONDS_PER_DAY / cluster.nodes
+        raise InputError(
+            f"run.failures: {fastest:.3g} interruptions of the job a second on {cluster.nodes:,} nodes; the "
+            f"model takes up to one a second. Nearest possible: {most:.3g} /node-day in all"
+        )
+    return found
+
+
+def _check_machine(plan: RunPlan, cluster: Cluster) -> None:
+    """Raise InputError, with the nearest possible value, where a plan does not fit the machine."""
+    nodes, spares, groups = cluster.nodes, plan.spares, plan.fault_tolerance
+    if spares is not None and spares.count > nodes:
+        raise InputError(
+            f"run.spares.count={spares.count:,} exceeds the job's {nodes:,} nodes; nearest possible: "
+            f"{nodes:,}"
+        )
+    if groups is not None and nodes % groups.groups:
+        near = min((n for n in range(1, nodes + 1) if nodes % n == 0), key=lambda n: abs(n - groups.groups))
+        raise InputError(
+            f"run.fault_tolerance.groups={groups.groups} does not divide the job's {nodes:,} nodes; nearest "
+            f"possible: {near}"
+        )
+    if groups is not None and groups.mode == "elastic" and spares is None:
+        raise InputError(
+            "run.fault_tolerance.mode=elastic needs run.spares: without them a replacement is always at hand "
+            "and the job never shrinks; for example run.spares={count: 0, repair: 3 days}"
+        )
+    for name, stated in (("slow", plan.slow), ("preemption", plan.preemption)):
+        if stated is not None and stated.rate.value * nodes > SECONDS_PER_DAY:
+            raise InputError(
+                f"run.{name}.rate={stated.rate.text}: more than one event a second on {nodes:,} nodes; "
+                f"nearest possible: {SECONDS_PER_DAY / nodes:.3g} /node-day"
+            )
+
+
+def _restart_s(plan: RunPlan, cluster: Cluster, severity: int, load_s: float, planned: bool) -> float:
+    """Seconds of a restart after a stop of some severity; 0 where the plan states no restart.
+
+    It is that of one group where the others train on, but for planned stops, which are of the whole job.
+    """
+    if plan.restart is None:
+        return 0.0
+    how = "in place" if severity == PROCESS else RESTART_OF[plan.spares.kind if plan.spares else "cold"]
+    groups, parts = plan.fault_tolerance, 1
+    if groups is not None and groups.mode == "continue" and not planned:
+        parts = groups.groups
+    return plan.restart.recovery_s(cluster.nodes // parts, cluster.n_gpus // parts, load_s, how)
+
+
+def _notes(plan: RunPlan) -> list[str]:
+    """What a plan takes for granted, in words."""
+    notes, save, rate = [], plan.checkpoint, plan.failures
+    if save is not None and save.size is None:
+        notes.append(
+            "a checkpoint holds master weights and both moments once; weights are cast anew from them"
+        )
+    if save is not None and save.asynchronous and save.stall is None:
+        notes.append(
+            "asynchronous checkpoints: training waits for the copy to host memory at the nominal host link"
+        )
+    if rate is not None and rate.causes is None and plan.spares is not None:
+        notes.append(
+            f"failure rate {rate.name!r} states no causes: every interruption is taken to break a node"
+        )
+    if plan.interrupted and plan.spares is None:
+        notes.append("run.spares is not set: a replacement node is always at hand, unpaid until it is needed")
+    if plan.spares is not None and plan.spares.trays:
+        notes.append("run.spares.trays: the price of a rack's GPU-hours is taken to include its spare trays")
+    if plan.interrupted:
+        absent = [key for key in ("slow", "preemption", "maintenance") if getattr(plan, key) is None]
+        if absent:
+            notes.append(f"not in the run, since run.{', run.'.join(absent)} state none of them")
+    if plan.interrupted and rate is not None and plan.restart is not None:
+        unused = set(plan.restart.detection_of) - {c.cause for c in rate.counts}
+        if unused:
+            notes.append(
+                f"restart {plan.restart.name!r}: detection of {', '.join(sorted(unused))} is not used; rate "
+                f"{rate.name!r} names no such cause"
+            )
+    if plan.restart is not None and plan.restart.parts is not None and plan.interrupted:
+        parts = sourced_numbers(plan.restart)
+        spans = [f"{path.split('.')[-1]} {n.text}" for path, n in parts if n.kind == "assumed"]
+        if spans:
+            notes.append(f"restart {plan.restart.name!r}, parts that nobody published: {', '.join(spans)}")
+    return notes
+
+
 # -- simulate run ------------------------------------------------------------------------------------
 # Simulates a run from start to end and reports its phases, interruptions, finish date and bill.
-
-OUTLOOK_SHARES = (0.01, *(round(0.05 * n, 2) for n in range(1, 20)), 0.99)
-"""Shares of replicas at the points of the outlook."""
 
 
 def simulate_run(
@@ -300,187 +510,86 @@ def simulate_run(
     seed: int,
     factors: FloatArray | None = None,
 ) -> RunReport:
-    """Simulate a run and report it; `phases` comes from `run.work.phase_works`.
+    """Simulate a run event by event and report it; `phases` comes from `phase_works`.
 
     `factors`: relative step times of the replicas where the step time is uncertain ([replicas], about 1). A
     factor scales all phases of its replica, with the same random interruptions (docs/model.md, eq. J9).
     Percentiles and outlook use the factors; predicted figures and tables use the predicted step. Raises
     InfeasibleError where the run practically never ends, InputError for illegal prices and plans.
     """
+    model = interruptions.model
     work = [phase.seconds for phase in phases if not phase.stated]
-    interruptions.check_feasible(work)
+    steps = [phase.step_time_s for phase in phases if not phase.stated]
+    _check_intervals(plan, math.fsum(work))
+    interruptions.check_feasible(work, steps)
     replicas = len(factors) if factors is not None else plan.replicas
-    alike = 1 if interruptions.certain else replicas  # without interruptions all replicas are equal
-    outcome = simulate_failures(work, interruptions.model, alike, seed)
-    interruptions.check_waiting(mean(outcome.work.sum(axis=0)), mean(outcome.waiting.sum(axis=0)))
-    spare_nodes = plan.spares.count if plan.spares else 0
-    bill = rates(cluster, plan.price, spare_nodes)
+    alike = 1 if model.certain else replicas  # without interruptions all replicas are equal
+    bill = rates(cluster, plan.price, plan.spares.count if plan.spares else 0)
     start_s = plan.start_s(cluster.n_gpus)
-    book = wide = _Book(phases, outcome, cluster.n_gpus, bill, start_s)
+    runs = simulate_events(work, model, alike, seed, step_s=steps)
+    book = wide = Ledger(phases, runs, cluster.n_gpus, bill, start_s)
+    interruptions.check_waiting(math.fsum(work), mean(np.array([run.seconds("waiting") for run in runs])))
     if factors is not None:
-        drawn = simulate_failures(work, interruptions.model, replicas, seed, factors)
-        wide = _Book(phases, drawn, cluster.n_gpus, bill, start_s)
-    days = _spread(wide.wall_s / SECONDS_PER_DAY, mean(book.wall_s / SECONDS_PER_DAY))
-    hours = days.predicted * HOURS_PER_DAY
-    ends = _spread(wide.wall_s, mean(book.wall_s)).model_dump()
+        drawn = simulate_events(work, model, replicas, seed, factors, steps)
+        wide = Ledger(phases, drawn, cluster.n_gpus, bill, start_s)
+    timeline = None
+    if not model.certain:
+        shown = book.median()
+        timeline = book.timeline(simulate_one(work, model, seed, shown, 1.0, steps, show=True), shown)
+    expected_s = interruptions.expected_seconds(work, steps) + book.startup_s
     return RunReport(
-        phases=tuple(book.rows()),
-        days=days,
-        finish=FinishDates(**{name: _date(plan.start, seconds) for name, seconds in ends.items()})
-        if plan.start
-        else None,
-        gpu_hours=book.gpu_hours(),
-        goodput=_spread(wide.goodput(), mean(book.goodput())),
-        goodput_expected=math.fsum(work) / (interruptions.expected_seconds(work) + book.startup_s)
-        if work
-        else 1.0,
-        interruptions=_spread(wide.interruptions(), mean(book.interruptions())),
+        **_ends(plan, book, wide),
+        goodput_expected=math.fsum(work) / expected_s if work else 1.0,
         causes=tuple(book.causes(interruptions.causes)),
         checkpoint=interruptions.checkpoint,
-        cost_usd=per_hour(days, bill.usd(1.0)),
-        cost_parts_usd={k: v * hours for k, v in (bill.usd_per_hour or {}).items()},
-        price=bill.described,
-        energy_kwh=per_hour(days, bill.kwh_per_hour),
-        electricity_usd=None
-        if bill.electricity_usd_per_hour is None
-        else bill.electricity_usd_per_hour * hours,
-        co2_kg=per_hour(days, bill.kg_co2_per_hour),
         assumptions=(*(n for p in phases for n in p.notes), *interruptions.notes, *bill.notes),
         replicas=alike if factors is None else replicas,
         seed=seed,
-        step_factor=None if factors is None else _spread(factors, 1.0),
-        outlook=tuple(_outlook(plan.start, wide.wall_s, bill)),
+        step_factor=None if factors is None else spread(factors, 1.0),
+        mean_groups=book.mean_groups(),
+        restart_parts=interruptions.restart_parts,
+        timeline=timeline,
     )
 
 
-def mean(values: FloatArray) -> float:
-    """Mean with an exact sum, so that all platforms give the same digits."""
-    return math.fsum(values.ravel().tolist()) / values.size
+def _ends(plan: RunPlan, book: Ledger, wide: Ledger) -> dict[str, Any]:
+    """When the run ends and what it costs; `wide`: with an uncertain step time too."""
+    bill = book.bill
+    days = spread(wide.wall_s / SECONDS_PER_DAY, mean(book.wall_s / SECONDS_PER_DAY))
+    hours = days.predicted * HOURS_PER_DAY
+    ends = spread(wide.wall_s, mean(book.wall_s)).model_dump()
+    return {
+        "phases": tuple(book.rows()),
+        "days": days,
+        "finish": FinishDates(**{name: date_text(plan.start, seconds) for name, seconds in ends.items()})
+        if plan.start
+        else None,
+        "gpu_hours": book.gpu_hours(),
+        "goodput": spread(wide.goodput(), mean(book.goodput())),
+        "interruptions": spread(wide.interruptions(), mean(book.interruptions())),
+        "cost_usd": per_hour(days, bill.usd(1.0)),
+        "cost_parts_usd": {k: v * hours for k, v in (bill.usd_per_hour or {}).items()},
+        "price": bill.described,
+        "energy_kwh": per_hour(days, bill.kwh_per_hour),
+        "electricity_usd": None
+        if bill.electricity_usd_per_hour is None
+        else bill.electricity_usd_per_hour * hours,
+        "co2_kg": per_hour(days, bill.kg_co2_per_hour),
+        "outlook": tuple(outlook(plan.start, wide.wall_s, bill)),
+    }
 
 
-def _spread(values: FloatArray, predicted: float) -> RunSpread:
-    """Percentiles of `values` beside the predicted value."""
-    ordered = sorted(values.tolist())
-    p10, p50, p90 = (_percentile(ordered, share) for share in (0.1, 0.5, 0.9))
-    return RunSpread(predicted=predicted, p10=p10, p50=p50, p90=p90)
-
-
-def _percentile(ordered: Sequence[float], share: float) -> float:
-    """Percentile, linear between neighbours and written out so that every NumPy gives the same bytes."""
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-
-def _date(start: datetime.date, seconds: float) -> str:
-    latest = (datetime.date.max - start).days
-    return (start + datetime.timedelta(days=min(int(seconds / SECONDS_PER_DAY), latest))).isoformat()
-
-
-def _outlook(start: datetime.date | None, wall_s: FloatArray, bill: Rates) -> Iterator[OutlookRow]:
-    ordered = sorted(wall_s.tolist())
-    for share in OUTLOOK_SHARES:
-        seconds = _percentile(ordered, share)
-        yield OutlookRow(
-            share=share,
-            days=seconds / SECONDS_PER_DAY,
-            finish=None if start is None else _date(start, seconds),
-            cost_usd=bill.usd(seconds / SECONDS_PER_DAY * HOURS_PER_DAY),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Book:
-    """Sums over phases, causes and replicas in GPU-hours and dollars."""
-
-    phases: Sequence[PhaseWork]
-    outcome: RunOutcome
-    gpus: int
-    bill: Rates
-    start_s: float
-    """Seconds of one start of the job."""
-
-    @property
-    def startup_s(self) -> float:
-        """Seconds of all starts that no interruption causes (eq. J10)."""
-        return self.start_s * sum(phase.starts for phase in self.phases)
-
-    @property
-    def stated_s(self) -> float:
-        return math.fsum(phase.seconds for phase in self.phases if phase.stated)
-
-    @property
-    def wall_s(self) -> FloatArray:
-        """Seconds of the whole run, [replicas]."""
-        return np.asarray(self.outcome.wall.sum(axis=0) + self.stated_s + self.startup_s)
-
-    def interruptions(self) -> FloatArray:
-        """Number of interruptions [replicas]."""
-        return np.asarray(self.outcome.interruptions.sum(axis=(0, 1)), dtype=np.float64)
-
-    def goodput(self) -> FloatArray:
-        wall = self.outcome.wall.sum(axis=0) + self.startup_s
-        return np.asarray(
-            np.where(wall > 0.0, self.outcome.work.sum(axis=0) / np.where(wall > 0, wall, 1.0), 1.0)
-        )
-
-    def _hours(self, seconds: FloatArray) -> float:
-        """GPU-hours of `seconds` [..., replicas], averaged over replicas and summed over other axes."""
-        return mean(seconds.reshape(-1, seconds.shape[-1]).sum(axis=0)) * self.gpus / SECONDS_PER_HOUR
-
-    def rows(self) -> list[PhaseReport]:
-        reports, simulated = [], 0
-        for phase in self.phases:
-            if phase.stated:
-                wall_s = work_s = phase.seconds
-            else:
-                wall_s, work_s = mean(self.outcome.wall[simulated]), mean(self.outcome.work[simulated])
-                wall_s += self.start_s * phase.starts
-                simulated += 1
-            reports.append(
-                PhaseReport(
-                    phase=phase.name,
-                    stated=phase.stated,
-                    steps=phase.steps,
-                    tokens=phase.tokens,
-                    sequences=phase.sequences,
-                    sequence_length=phase.sequence_length,
-                    step_time_s=phase.step_time_s,
-                    days=work_s / SECONDS_PER_DAY,
-                    gpu_hours=work_s * self.gpus / SECONDS_PER_HOUR,
-                    gpu_hours_with_stops=wall_s * self.gpus / SECONDS_PER_HOUR,
-                    cost_usd=self.bill.usd(wall_s / SECONDS_PER_HOUR),
-                    interpolation_error=phase.interpolation_error,
-                )
+def _check_intervals(plan: RunPlan, work_s: float) -> None:
+    """Raise InputError for a checkpoint or a maintenance interval that is longer than the training."""
+    save = plan.checkpoint
+    stated = [("run.maintenance.every", plan.maintenance.every.value)] if plan.maintenance else []
+    if save is not None and plan.interrupted:
+        texts = [("run.checkpoint.interval", save.interval)]
+        texts += [(f"run.checkpoint.tiers ({tier.where})", tier.interval) for tier in save.tiers]
+        stated += [(place, parse_quantity(text, "s")) for place, text in texts if text != OPTIMAL]
+    for place, length in stated:
+        if work_s and length > work_s:
+            raise InputError(
+                f"{place}={time_text(length)} is longer than the training of {time_text(work_s)}; nearest "
+                f"possible: {time_text(work_s)}"
             )
-        return reports
-
-    def gpu_hours(self) -> GpuHours:
-        o = self.outcome
-        stated = self.stated_s * self.gpus / SECONDS_PER_HOUR
-        total = mean(self.wall_s) * self.gpus / SECONDS_PER_HOUR
-        return GpuHours(
-            productive=self._hours(o.work) + stated,
-            startup=self.startup_s * self.gpus / SECONDS_PER_HOUR,
-            checkpoints=self._hours(o.checkpoints),
-            lost=self._hours(o.lost),
-            detection=self._hours(o.detection),
-            restart=self._hours(o.restart),
-            waiting_for_spares=self._hours(o.waiting),
-            total=total,
-            billed=total / self.gpus * self.bill.gpus,
-        )
-
-    def causes(self, names: Sequence[str]) -> list[CauseReport]:
-        o = self.outcome
-        return [
-            CauseReport(
-                cause=name,
-                interruptions=mean(o.interruptions[:, i].sum(axis=0).astype(np.float64)),
-                lost_gpu_hours=self._hours(o.lost[:, i]),
-                detection_gpu_hours=self._hours(o.detection[:, i]),
-                restart_gpu_hours=self._hours(o.restart[:, i]),
-            )
-            for i, name in enumerate(names)
-        ]

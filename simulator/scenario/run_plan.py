@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from importlib import resources
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -22,7 +22,15 @@ from moesim.hwmodels.failure import (
 from moesim.hwmodels.files import is_there
 from moesim.hwmodels.frozen import Section
 from moesim.hwmodels.price import Offer, PurchaseRef, RentChoice
-from moesim.hwmodels.provenance import SourcedBytes, SourcedGpuHours, SourcedSeconds
+from moesim.hwmodels.provenance import (
+    SourcedBytes,
+    SourcedBytesPerSecond,
+    SourcedFraction,
+    SourcedGpuHours,
+    SourcedPerNodeDay,
+    SourcedSeconds,
+)
+from moesim.hwmodels.ranges import within
 from moesim.hwmodels.units import parse_quantity
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import EXTENSIONS, by_name, load_mapping, parse_mapping
@@ -92,6 +100,56 @@ class RunPhase(Section):
         return self
 
 
+def _interval(text: str, place: str) -> str:
+    """A checkpoint interval: a time above 0, or "optimal"."""
+    if text == OPTIMAL:
+        return text
+    try:
+        seconds = parse_quantity(text, "s")
+    except InputError as error:
+        raise ValueError(f"{error}; or write {OPTIMAL!r}") from None
+    if not seconds > 0.0:
+        raise ValueError(f"{place}.interval={text!r} must be longer than 0")
+    return text
+
+
+TierName = Literal["peer", "host", "disk"]
+SURVIVES: dict[TierName, int] = {"host": 0, "disk": 0, "peer": 1}
+"""What a checkpoint outlives: 0 a crash of processes, 1 also the loss of its node, 2 also that of a rack."""
+
+
+class CheckpointTier(Section):
+    """A faster place for checkpoints than the storage."""
+
+    where: TierName
+    """`peer`: memory of a GPU or host on another node; `host`: memory of the own host; `disk`: its disk."""
+    interval: str
+    """Training time between two of them ("5 min"), or "optimal"."""
+    bandwidth: SourcedBytesPerSecond | None = None
+    """Rate at which one GPU's share is copied there."""
+    asynchronous: bool = False
+    """True: training waits for the copy over the host link only."""
+    other_rack: bool = False
+    """A `peer` in another rack, so that the copy outlives the loss of a whole rack."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> CheckpointTier:
+        _interval(self.interval, "checkpoint.tiers")
+        if self.bandwidth is None:
+            raise ValueError(
+                f"checkpoint.tiers: tier {self.where!r} has no bandwidth, so nobody knows how long training "
+                "waits for it; state the rate of one GPU, for example bandwidth: 25 GB/s"
+            )
+        if self.other_rack and self.where != "peer":
+            raise ValueError(f"checkpoint.tiers: other_rack is for a peer, not for {self.where!r}")
+        return self
+
+    @property
+    def outlives(self) -> int:
+        """What it outlives (see `SURVIVES`)."""
+        return 2 if self.other_rack else SURVIVES[self.where]
+
+
 class Checkpoint(Section):
     """How the state is saved: how often, where to, and whether training waits for it."""
 
@@ -106,16 +164,21 @@ class Checkpoint(Section):
     stall: SourcedSeconds | None = None
     """Time that training waits for one checkpoint; absent = from bytes and bandwidths (eq. J3)."""
 
+    interference: SourcedFraction | None = None
+    """Share by which training is slower while an asynchronous write goes on; absent: not at all."""
+    tiers: tuple[CheckpointTier, ...] = ()
+    """Faster places beside the storage, the fastest first; a fault loads from the first that outlives it."""
+
     @model_validator(mode="after")
     def _interval_is_a_time(self) -> Checkpoint:
-        if self.interval == OPTIMAL:
-            return self
-        try:
-            seconds = parse_quantity(self.interval, "s")
-        except InputError as error:
-            raise ValueError(f"{error}; or write {OPTIMAL!r}") from None
-        if seconds <= 0.0:
-            raise ValueError(f"checkpoint.interval={self.interval!r} must be longer than 0")
+        _interval(self.interval, "checkpoint")
+        if self.interference is not None and not self.asynchronous:
+            raise ValueError("checkpoint.interference is of an asynchronous write; set asynchronous: true")
+        if len({tier.where for tier in self.tiers}) < len(self.tiers):
+            raise ValueError("checkpoint.tiers: each place once")
+        outlives = [tier.outlives for tier in self.tiers]
+        if outlives != sorted(outlives):
+            raise ValueError("checkpoint.tiers: list those first that outlive least: host or disk, then peer")
         return self
 
     @property
@@ -156,6 +219,93 @@ class Spares(Section):
     """Nodes that stand by, paid like the others."""
     repair: SourcedSeconds
     """How long a broken node is away."""
+    kind: Literal["cold", "warm", "hot"] = "cold"
+    """`warm`: with image and environment; `hot`: with the processes too (both by `restart.parts`)."""
+    crews: Annotated[int, Field(ge=1, le=100_000, strict=True)] | None = None
+    """Nodes that can be repaired at a time; absent: all."""
+    trays: Annotated[int, Field(ge=0, le=17, strict=True)] = 0
+    """Spare compute trays in every NVL72 rack, which replace a tray of the same rack."""
+
+
+class Slow(Section):
+    """GPUs and links that make the whole job slower, without stopping it."""
+
+    rate: SourcedPerNodeDay
+    """Nodes that become slow."""
+    factor: Annotated[SourcedFraction, within(1.0, 100.0)]
+    """Step time with a slow node over that without."""
+    detection: SourcedSeconds
+    """Time until one is noticed; then its node is replaced in a planned stop."""
+    undetected: Annotated[SourcedFraction, within(0.0, 1.0)] = SourcedFraction(
+        value=0.0, kind="assumed", source="all are noticed unless stated", date="2026-11-26"
+    )
+    """Share that nobody notices."""
+    lasts: SourcedSeconds | None = None
+    """How long an unnoticed one lasts."""
+
+    @model_validator(mode="after")
+    def _ends(self) -> Slow:
+        if self.undetected.value > 0.0 and self.lasts is None:
+            raise ValueError("slow.undetected needs slow.lasts: how long an unnoticed slow node lasts")
+        return self
+
+
+class Preemption(Section):
+    """Nodes that the provider takes back (spot)."""
+
+    rate: SourcedPerNodeDay
+    """Nodes taken back."""
+    notice: SourcedSeconds
+    """Warning; if it is long enough for a checkpoint, nothing is lost."""
+    away: SourcedSeconds
+    """Time until another node comes, where `run.spares` are used up."""
+
+
+class Maintenance(Section):
+    """Planned stops of the whole job."""
+
+    every: SourcedSeconds
+    """Time between the end of one and the begin of the next, about."""
+    lasts: SourcedSeconds
+    """How long each lasts, without the checkpoint before and the restart after it."""
+
+    @model_validator(mode="after")
+    def _rare(self) -> Maintenance:
+        if not self.every.value > 0.0:
+            raise ValueError("maintenance.every=0 s must be longer than 0; nearest: 1 day")
+        return self
+
+
+class FaultTolerance(Section):
+    """Replica groups that can be away while the others train on (torchft, FT-HSDP), or an elastic batch."""
+
+    groups: Annotated[int, Field(ge=2, le=100_000, strict=True)]
+    """Replica groups of equal size."""
+    mode: Literal["continue", "elastic"] = "continue"
+    """`continue`: the others go on when one is lost. `elastic`: the job restarts, smaller without a spare."""
+    minimum: PositiveInt = 1
+    """Fewest groups that train."""
+    stall: SourcedSeconds | None = None
+    """Stop of all groups when one is lost, detection included; needed by `continue`."""
+    rejoin: SourcedSeconds | None = None
+    """Stop of all groups when one comes back; absent: that of `stall`."""
+    step_cost: Annotated[SourcedFraction, within(0.0, 10.0)] = SourcedFraction(
+        value=0.0,
+        kind="assumed",
+        source="no cost of fault tolerance in a step unless stated",
+        date="2026-11-26",
+    )
+    """Share by which it makes every step longer."""
+    batch: Literal["shrink", "keep"] = "shrink"
+    """What a lost group does to the batch: smaller, or its micro-batches go to the others."""
+
+    @model_validator(mode="after")
+    def _belongs(self) -> FaultTolerance:
+        if self.minimum > self.groups:
+            raise ValueError(f"minimum={self.minimum} exceeds groups={self.groups}; nearest: {self.groups}")
+        if self.mode == "continue" and self.stall is None:
+            raise ValueError("fault_tolerance.stall is missing: how long all groups stop when one is lost")
+        return self
 
 
 class Price(Section):
@@ -200,11 +350,20 @@ class RunPlan(Section):
     overrides; absent: the published set-up of communicators where `restart` is given, else nothing."""
     spares: Spares | None = None
     """Nodes that stand by; absent: always at hand and unpaid."""
+    slow: Slow | None = None
+    """Slow GPUs and links: `{rate: "0.1 /1000 node-days", factor: 1.2, detection: 1 h}`; absent: none."""
+    preemption: Preemption | None = None
+    """Nodes taken back: `{rate: "6 /1000 node-days", notice: 2 min, away: 1 h}`; absent: none, but a rate
+    chosen by rule for a whole run on spot offers."""
+    maintenance: Maintenance | None = None
+    """Planned stops: `{every: 7 days, lasts: 2 h}`; absent: none."""
+    fault_tolerance: FaultTolerance | None = None
+    """`{groups: 16, stall: 30 s}`; absent: any fault restarts the whole job."""
     start: datetime.date | None = None
     """Date of the start; gives dates of the finish."""
     price: Price | None = None
     """What the run is paid with; absent: the cluster's price per GPU-hour."""
-    replicas: int = Field(400, ge=1, le=100_000)
+    replicas: int = Field(100, ge=1, le=100_000)
     """Seeded repetitions of the run that the distribution of the finish date comes from."""
 
     @model_validator(mode="after")
@@ -226,6 +385,9 @@ class RunPlan(Section):
             )
         if self.checkpoint is not None and self.checkpoint.interval == OPTIMAL and not self.interrupted:
             raise ValueError("run.checkpoint.interval: optimal needs run.failures; or state a time")
+        stated = [k for k in ("slow", "preemption", "maintenance") if getattr(self, k) is not None]
+        if stated and self.restart is None and self.failures is not None:
+            raise ValueError(f"run.{stated[0]} needs run.restart: every planned stop ends with a restart")
         return self
 
     @property
@@ -253,8 +415,23 @@ RATES = {"Ampere": "meta-rsc1", "Hopper": "llama3-16k-h100"}
 """Shipped failure rate that was taken on an architecture, on its largest cluster."""
 CARRIED_OVER = "llama3-16k-h100"
 """Rate for every other architecture, on which nobody published one."""
-RESTART = "megascale"
-"""Shipped restart whose detection and recovery are both published."""
+RESTART = "by-parts"
+"""Shipped restart that grows with the job, as restarts do."""
+SPOT = Preemption(
+    rate=SourcedPerNodeDay(
+        value=0.2 / 30.4, kind="assumed", date="2026-11-26", between=(0.05 / 30.4, 0.5 / 30.4),
+        source="AWS Spot Instance Advisor: classes of interruption, from below 5 % to above 20 % a month",
+    ),
+    notice=SourcedSeconds(
+        value=120.0, kind="published", date="2026-11-26",
+        source="AWS EC2 user guide: spot instances get a notice of two minutes",
+    ),
+    away=SourcedSeconds(
+        value=3600.0, kind="assumed", date="2026-11-26", between=(300.0, 86400.0),
+        source="nobody published how long a node of eight GPUs is away",
+    ),
+)  # fmt: skip
+"""Preemption of a run that is rented on spot and states none."""
 STORAGE = "deepseek-3fs"
 """Shipped storage whose rate for each node is published, so that a small cluster writes more slowly."""
 
@@ -264,14 +441,19 @@ def default_stops(run: RunPlan, cluster: Cluster) -> dict[str, Chosen]:
     chosen = {"failures": _failures(cluster)}
     if run.restart is None:
         restart = load_restart(RESTART)
-        why = f"assumed from {restart.title}; {restart.recovery.source}"
-        chosen["restart"] = _chosen("restart", RESTART, RESTART, why, restart.recovery.source)
+        why = f"assumed: {restart.title}; {restart.source}"
+        chosen["restart"] = _chosen("restart", RESTART, RESTART, why, restart.source)
     if run.checkpoint is None:
         storage = load_storage(STORAGE)
         text = f"{OPTIMAL} interval to {STORAGE}"
         why = f"assumed, as {storage.title}; the interval costs least (eq. J6), and training waits for writes"
-        value = {"interval": OPTIMAL, "storage": STORAGE}
+        value: object = {"interval": OPTIMAL, "storage": STORAGE}
         chosen["checkpoint"] = _chosen("checkpoint", value, text, why, storage.title)
+    rent = run.price.rent if run.price is not None else None
+    if rent is not None and rent.term == "spot" and run.preemption is None:
+        value = SPOT.model_dump(mode="json", exclude_none=True)
+        text = f"{SPOT.rate.text}, {SPOT.notice.text} notice, {SPOT.away.text} away"
+        chosen["preemption"] = _chosen("preemption", value, text, "assumed for spot", SPOT.rate.source)
     return chosen
 
 

@@ -5,28 +5,37 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal
 
+from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.failure import load_failure_rate, load_restart
 from moesim.hwmodels.frozen import Frozen
-from moesim.hwmodels.node import load_node
+from moesim.hwmodels.network import load_network
+from moesim.hwmodels.node import Node, load_node
 from moesim.hwmodels.units import SECONDS_PER_DAY, parse_quantity
-from moesim.simulator.dispatchers.protocol import EpOperation
-from moesim.simulator.layout.routing import Gate
-from moesim.simulator.model.precision import Format
+from moesim.simulator.cost.transfers import dispatcher_transfer
+from moesim.simulator.dispatchers.protocol import Call, EpOperation, LinkBytes, Links, notify_seconds
+from moesim.simulator.dispatchers.registry import dispatcher
+from moesim.simulator.layout.routing import Gate, expected_targets
+from moesim.simulator.model.precision import Format, row_bytes
 from moesim.simulator.predict.driver import simulate
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.step import prepare, run_step
 from moesim.simulator.predict.summarise import run_report
-from moesim.simulator.run.failures import FailureModel, optimal_interval_s, simulate_failures
+from moesim.simulator.run.events import NS, simulate_events
+from moesim.simulator.run.failures import (
+    FailureModel,
+    Stop,
+    Tier,
+    optimal_interval_s,
+)
 from moesim.simulator.run.report import RunReport
 from moesim.simulator.scenario import Scenario, load_scenario, preset_names
 from moesim.simulator.scenario.run_plan import OPTIMAL, load_run_plan
 from moesim.simulator.scoring import published_data
-from moesim.simulator.scoring.expert_kernels import KernelBenchmark, benchmark_seconds
 
-REPLICAS = 200
+REPLICAS = 40
 
 
 class _Published(Frozen):
@@ -158,21 +167,18 @@ def goodput(case: GoodputCase) -> float:
     stall = parse_quantity(case.stall, "s")
     if case.restart is not None:
         restart = load_restart(case.restart)
+        assert restart.recovery is not None
         detection, recovery = restart.detection.value, restart.recovery.value
     else:
         detection, recovery = 0.0, parse_quantity(case.recovery or "", "s")
     work = case.days * SECONDS_PER_DAY
+    optimal = case.interval == OPTIMAL
+    interval = optimal_interval_s(stall, between) if optimal else parse_quantity(case.interval, "s")
     model = FailureModel(
-        rate_per_s=1.0 / between,
-        interval_s=optimal_interval_s(stall, between)
-        if case.interval == OPTIMAL
-        else parse_quantity(case.interval, "s"),
-        stall_s=stall,
-        detection_s=detection,
-        restart_s=recovery,
+        (Stop("any", 1.0 / between, detection, recovery),), (Tier(interval_s=interval, stall_s=stall),)
     )
-    wall = simulate_failures([work], model, REPLICAS, seed=0).wall[0]
-    return work * REPLICAS / math.fsum(wall.tolist())
+    runs = simulate_events([work], model, REPLICAS, seed=0)
+    return work * REPLICAS / math.fsum(run.wall_ns[0] / NS for run in runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,3 +411,95 @@ def _alternatives(default: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
             *(inner + (i >= n - 1 - inner_extra) for i in range(n - 1)), 0,
         ),
     }  # fmt: skip
+
+
+# -- stand-alone benchmarks of expert-parallel kernels ---------------------------------------------------
+
+Timed = Literal["kernel only", "torch API"]
+"""What a benchmark times: the kernel, or the call of its Python interface with all that it does."""
+COPY_SHARE = 0.8
+"""Share of the memory's nominal rate at which the interface copies the payload out of, or into, its buffer
+(training reads and writes the buffer instead)."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelBenchmark:
+    """One stand-alone benchmark of expert-parallel kernels; machine and profile are given by name."""
+
+    operation: EpOperation
+    kernels: str
+    ranks: int
+    tokens: float
+    """Tokens of one rank."""
+    hidden: int
+    gate: Gate
+    wire: Format
+    sms: int
+    node: str
+    network: str
+    profile: str
+    timed: Timed
+
+    @property
+    def machine(self) -> Node:
+        """The node itself."""
+        return load_node(self.node)
+
+    @property
+    def nodes(self) -> int:
+        """NVLink domains of the group."""
+        return max(1, self.ranks // self.machine.n_gpus)
+
+    @property
+    def call(self) -> Call:
+        """The call that it repeats; every dispatch is prepared anew."""
+        return Call(
+            self.ranks,
+            self.nodes,
+            self.sms,
+            tokens=self.tokens,
+            row_bytes=row_bytes(self.hidden, self.wire),
+            wire=self.wire,
+            row=self.hidden,
+            choices=self.gate.top_k,
+            experts=self.gate.experts,
+            targets=partial(expected_targets, self.gate, self.ranks, min(self.ranks, self.machine.n_gpus)),
+            phase="dispatch F" if self.operation == "dispatch" else "combine F",
+        )
+
+    @property
+    def traffic(self) -> LinkBytes:
+        """Bytes that one rank sends in a dispatch, or receives in a combine."""
+        return dispatcher(self.kernels).traffic(self.call)
+
+    @property
+    def logical_bytes(self) -> float:
+        """Bytes that the benchmark counts: to all nodes across nodes, else to all ranks, its own included."""
+        return self.traffic.logical_ib_bytes if self.nodes > 1 else self.traffic.logical_nvlink_bytes
+
+
+def benchmark_seconds(run: KernelBenchmark) -> float:
+    """Predicted seconds of a benchmark on idle GPUs, of the kernel alone or of the whole call."""
+    kind, links, traffic = dispatcher(run.kernels), _links(run), run.traffic
+    transfer = dispatcher_transfer(kind, run.call, traffic, links, load_profile(run.profile))
+    memory = run.machine.accelerator.hbm_bandwidth.value
+    copied_s = 2.0 * traffic.logical_nvlink_bytes / (COPY_SHARE * memory)
+    return kind.benchmark_s(
+        transfer.launch_s,
+        transfer.payload_s,
+        notify_seconds(links, run.nodes),
+        None if run.timed == "kernel only" else copied_s,
+    )
+
+
+def _links(run: KernelBenchmark) -> Links:
+    node, fabric = run.machine, load_network(run.network).fabric
+    return Links(
+        scale_up_bytes_per_s=node.scale_up_bytes_per_s,
+        scale_up_latency_s=node.scale_up_latency_s,
+        nic_bytes_per_s=node.scale_out_bytes_per_s,
+        nic_latency_s=fabric.latency_cross_leaf.value if fabric else 0.0,
+        gpus_per_node=node.n_gpus,
+        ep_per_node=run.ranks // run.nodes,
+        adapter=node.adapter or "",
+    )

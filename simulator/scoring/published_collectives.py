@@ -18,8 +18,7 @@ from moesim.simulator.cost.collectives.registry import collective, neighbour_sen
 from moesim.simulator.layout.routing import Gate
 from moesim.simulator.model.precision import Format, row_bytes
 from moesim.simulator.scoring import published_records
-from moesim.simulator.scoring.expert_kernels import KernelBenchmark, benchmark_seconds
-from moesim.simulator.scoring.published import Row
+from moesim.simulator.scoring.published import KernelBenchmark, Row, benchmark_seconds
 
 Use = Literal[
     "scored",

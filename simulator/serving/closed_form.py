@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 
 from moesim.hwmodels.arrays import BoolArray, FloatArray
-from moesim.simulator.cost.formulas import expected_maximum
+from moesim.simulator.cost.layer_collectives import expected_maximum
 from moesim.simulator.scenario.serving import ServingLimits
 from moesim.simulator.serving.deployment import Deployment
 from moesim.simulator.serving.operators import cache_bytes_per_token

@@ -107,8 +107,8 @@ def requests_of(
     )  # fmt: skip
     if not len(arrival) == len(inputs) == len(outputs):
         raise InputError(
-            f"{len(arrival)} arrivals, {len(inputs)} prompts and {len(outputs)} answers are no load; give one "
-            "of each for a request"
+            f"{len(arrival)} arrivals, {len(inputs)} prompts and {len(outputs)} answers are no load; give "
+            "one of each for a request"
         )
     if len(arrival) == 0:
         raise InputError("the load has no requests; state a log with at least one, or a rate and a number")

@@ -16,8 +16,7 @@ from math import ceil, hypot
 from typing import NamedTuple
 
 from moesim.simulator.cost.evidence import Evidence, combined
-from moesim.simulator.serving.deployment import Deployment
-from moesim.simulator.serving.engines import EngineFigure
+from moesim.simulator.serving.deployment import Deployment, EngineFigure
 from moesim.simulator.serving.replicas import StepPace
 from moesim.simulator.serving.scheduler import StepBatch
 from moesim.simulator.serving.terms import Piece, Plane, StepTerms, TableRow, Total, total

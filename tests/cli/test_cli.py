@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import subprocess
@@ -275,6 +276,24 @@ def test_run_json_is_the_report_and_simulate_shows_it_too(run: Run, small_file: 
     assert plain is not None and plain.step_factor is None and plain.phases == report.phases
     shown = run("simulate", small_file, *STOPS).out
     assert "the whole run" in shown and "intervals hold stops only" in shown
+
+
+def test_run_draws_one_run_and_writes_its_events(run: Run, small_file: str, tmp_path: Path) -> None:
+    picture, table, trace = (tmp_path / name for name in ("run.html", "run.csv", "run.json"))
+    files = ("--gantt", str(picture), "--events", str(table))
+    tokens = ("--set", "run.tokens=1e12")
+    assert run("run", small_file, *STOPS, *tokens, *files).code == 0
+    assert run("run", small_file, *STOPS, *tokens, "--gantt", str(trace)).code == 0
+    rows = list(csv.DictReader(table.open(encoding="utf-8")))
+    assert rows[0]["begin_s"] == "0.0" and {"training", "restart"} <= {row["what"] for row in rows}
+    assert picture.read_text("utf-8").count("<rect") == len(rows)
+    assert sum(event["ph"] == "X" for event in json.loads(trace.read_text("utf-8"))["traceEvents"]) == len(
+        rows
+    )
+    assert run("run", small_file, *STOPS, *tokens, *files).code == 2  # neither file is replaced unasked
+    refused = run("run", small_file, "--set", "run.failures=none", "--events", str(tmp_path / "none.csv"))
+    assert refused.code == 2 and "nothing stops this run" in refused.err
+    assert run("run", small_file, "--gantt", str(tmp_path / "run.png")).code == 2
 
 
 def test_a_run_that_never_finishes_exits_with_3(run: Run, small_file: str) -> None:

@@ -13,7 +13,7 @@ import moesim
 from moesim.hwmodels.summary_text import short
 from moesim.simulator.predict.result import Result
 from moesim.simulator.run.report import RunReport
-from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.scenario.run_plan import default_stops
 
 Run = Callable[..., Any]
@@ -136,14 +136,14 @@ def test_a_run_that_mentions_no_failures_assumes_published_ones_and_says_so(run:
     assert (
         "run.failures   = llama3-16k-h100: assumed from the same architecture, arXiv 2407.21783" in shown.out
     )
-    assert "defaults, stated by nobody (3)" in shown.out and "run.restart    = megascale" in shown.out
+    assert "defaults, stated by nobody (3)" in shown.out and "run.restart    = by-parts" in shown.out
     report = RunReport.model_validate_json(run("run", GOLDEN, "--json").out)
     assert report == moesim.run(GOLDEN), "Python and the command line assume the same"
     assert report.interruptions.predicted > 0.0 and report.goodput.predicted < 1.0
     assert {item.key: item.kind for item in report.defaults} == dict.fromkeys(
         ("run.failures", "run.restart", "run.checkpoint"), "assumed"
     )
-    stated = moesim.run(GOLDEN, *(f"run.{key}" for key in ("failures=llama3-16k-h100", "restart=megascale",
+    stated = moesim.run(GOLDEN, *(f"run.{key}" for key in ("failures=llama3-16k-h100", "restart=by-parts",
         "checkpoint={interval: optimal, storage: deepseek-3fs}")))  # fmt: skip
     assert stated.defaults == () and stated.days == report.days
 
@@ -181,3 +181,13 @@ def test_the_rate_is_that_of_the_architecture_and_per_gpu(
     assert why in chosen["failures"].default.why
     kept = default_stops(scenario.replace(run={"restart": "meta-rsc"}).run, scenario.machine)
     assert "restart" not in kept  # what is stated stays
+
+
+def test_a_run_on_spot_is_preempted_by_rule() -> None:
+    scenario = load_scenario(GOLDEN, ["run.price={rent: {term: spot}}"])
+    chosen = default_stops(scenario.run, scenario.machine)
+    assert chosen["preemption"].default.kind == "assumed"
+    run = scenario.replace(run={key: one.value for key, one in chosen.items()}).run
+    assert run.preemption is not None and run.preemption.notice.value == 120.0
+    stated = load_scenario(GOLDEN, ["run.price={rent: {term: on-demand}}"])
+    assert "preemption" not in default_stops(stated.run, stated.machine)

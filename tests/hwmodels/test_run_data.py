@@ -32,9 +32,20 @@ def offers(*changes: dict[str, Any]) -> PriceList:
 def test_everything_shipped_loads() -> None:
     assert all(load_prices(name).offers for name in list_prices())
     assert all(load_purchase(name).system_per_gpu.value > 0 for name in list_purchases())
-    assert all(load_restart(name).recovery.value > 0 for name in list_restarts())
+    assert all(load_restart(name).recovery_s(1, 8, 0.0, "requeued") > 0 for name in list_restarts())
     assert all(load_storage(name).write_bytes_per_s(1) > 0 for name in list_storage())
     assert all(load_failure_rate(name).counts for name in list_failure_rates())
+
+
+def test_a_restart_by_parts_grows_with_the_job_and_leaves_out_what_is_there() -> None:
+    """20 GB for each of 2,048 nodes at 100 GB/s, and 2.7 ms a GPU; hot spares need neither."""
+    parts = load_restart("by-parts").parts
+    assert parts is not None
+    whole = parts.seconds(2048, 16384, 5.0, "requeued")
+    assert (whole.image, whole.communicators, whole.load) == pytest.approx((409.6, 44.2368, 5.0))
+    totals = [parts.seconds(2048, 16384, 5.0, how).total for how in ("requeued", "warm", "hot", "in place")]
+    assert totals == sorted(totals, reverse=True) and totals[3] == pytest.approx(30 + 44.2368 + 5)
+    assert parts.seconds(1, 8, 0.0, "requeued").image == 20.0  # one node's own rate
 
 
 def test_llama3_table_5() -> None:

@@ -202,6 +202,9 @@ def validate(
     parts: Annotated[
         bool, typer.Option("--parts", help="Print predicted and traced time by class, of the traced runs.")
     ] = False,
+    reliability: Annotated[
+        bool, typer.Option("--reliability", help="Print published restarts, blocking times and goodputs.")
+    ] = False,
     tuned: Annotated[
         list[str] | None,
         typer.Option("--tuned", metavar="ID", help="A plan of --expert-gap; repeatable. Absent: all."),
@@ -211,10 +214,10 @@ def validate(
     ] = 2,
 ) -> None:
     """Compare published figures with predicted ones."""
-    if all_rows + (table is not None) + expert_gap + parts > 1:
+    if all_rows + (table is not None) + expert_gap + parts + reliability > 1:
         raise InputError(
-            "--all scores shipped rows, --rows your own, --expert-gap the planner, --parts traced runs: "
-            "give one"
+            "--all scores shipped rows, --rows your own, --expert-gap the planner, --parts traced runs, "
+            "--reliability what stops runs: give one"
         )
     if tuned and not expert_gap:
         raise InputError("--tuned chooses plans of --expert-gap; add it")
@@ -222,6 +225,11 @@ def validate(
         from moesim.cli.scores import print_gaps
 
         print_gaps(tuned or [], as_json, workers)
+        return
+    if reliability:
+        from moesim.cli.scores import validate_reliability
+
+        validate_reliability(as_json)
         return
     if parts:
         from moesim.cli.scores import print_parts

@@ -22,6 +22,13 @@ from moesim.simulator.scoring.dispatcher_rows import (
 )
 from moesim.simulator.scoring.expert_gap import expert_gaps, summary
 from moesim.simulator.scoring.order import APART, OrderScore, published_order
+from moesim.simulator.scoring.reliability import (
+    RELIABILITY_COLUMNS,
+    LlamaRow,
+    ReliabilityRow,
+    llama_rows,
+    reliability_rows,
+)
 from moesim.simulator.scoring.scoreboard import Board, open_rows, score_all
 from moesim.simulator.scoring.scoreboard.runs import ScoredRun, runs, score_run
 from moesim.simulator.scoring.scoreboard.score import GroupScore
@@ -72,6 +79,9 @@ def score_file(file: Path, as_json: bool, workers: int) -> None:
         elif columns >= case_rows.COLUMNS:
             cases = score_cases(file)
             show, scored = partial(print_cases, cases), list(cases)
+        elif columns >= RELIABILITY_COLUMNS:
+            outcomes = reliability_rows(file)
+            show, scored = partial(print_reliability, outcomes, []), list(outcomes)
         elif is_table(columns):
             own = read_rows(file)
             board = score_all(own, workers=workers)
@@ -80,7 +90,8 @@ def score_file(file: Path, as_json: bool, workers: int) -> None:
         else:
             raise InputError(
                 f"{file.name}: no table that is scored has the columns {', '.join(list(columns)[:8])} ...; "
-                "give those of simulator/data/published/open-rows.csv, of moe-dispatchers-efa.csv there, or "
+                "give those of simulator/data/published/open-rows.csv, of moe-dispatchers-efa.csv or "
+                "reliability-rows.csv there, or "
                 "scenario, source, framework, metric, value, unit, scored, remark"
             )
     if as_json:
@@ -90,6 +101,49 @@ def score_file(file: Path, as_json: bool, workers: int) -> None:
         return
     print_order(order)
     show()
+
+
+def validate_reliability(as_json: bool) -> None:
+    """Print published restarts, blocking times and goodputs beside their predictions, and Llama 3's stops."""
+    with working("scoring reliability"):
+        rows, stops = reliability_rows(), llama_rows()
+    if as_json:
+        print_json({"rows": [r.model_dump() for r in rows], "llama3": [r.model_dump() for r in stops]})
+        return
+    print_reliability(rows, stops)
+
+
+def print_reliability(rows: Sequence[ReliabilityRow], stops: Sequence[LlamaRow]) -> None:
+    """Tables of both."""
+    cells = [
+        (row.source, row.quantity, "" if row.n_gpus is None else f"{row.n_gpus:,}",
+         f"{row.published:g} {row.unit}", "none" if row.predicted is None else f"{row.predicted:.3g}",
+         reliability_error(row), {True: "yes", False: "no", None: "not judged"}[row.within], row.basis)
+        for row in rows
+    ]  # fmt: skip
+    print_table(
+        ("source", "quantity", "GPUs", "published", "predicted", "error", "within", "basis"), cells,
+        right=range(2, 6),
+    )  # fmt: skip
+    judged = [row for row in rows if row.judged]
+    print_text(
+        f"{sum(row.within is True for row in judged)} of {len(judged)} judged rows are within 30 % (times) "
+        f"or 3 points (percentages); {sum(row.predicted is None for row in rows)} of {len(rows)} have no "
+        "prediction, since inputs are not stated"
+    )
+    if stops:
+        print_table(
+            ("Llama 3, 16,384 H100, 54 days: rate of", "", "stops (published: 419)", "goodput (above 90 %)"),
+            [(row.rate, row.kind, f"{row.stops:.0f}", percent(row.goodput)) for row in stops],
+            right=range(2, 4),
+        )
+
+
+def reliability_error(row: ReliabilityRow) -> str:
+    """Relative error, or points of a percentage."""
+    if row.error is None:
+        return ""
+    return f"{row.error:+.1f} points" if row.unit.startswith("%") else f"{row.error:+.0%}"
 
 
 def print_parts(as_json: bool) -> None:

@@ -16,7 +16,7 @@ from moesim.simulator.layout.job import resolve
 from moesim.simulator.layout.routing import Gate
 from moesim.simulator.model.precision import Format
 from moesim.simulator.scenario import Scenario, load_scenario
-from moesim.simulator.scoring.expert_kernels import KernelBenchmark, benchmark_seconds
+from moesim.simulator.scoring.published import KernelBenchmark, benchmark_seconds
 
 MACHINES = {
     "H100": ("aws-p5", "efa-v2-100g", "hopper-communication"),

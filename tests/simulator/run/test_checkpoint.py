@@ -8,13 +8,21 @@ from hypothesis import strategies as st
 
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.run.failures import (
+    FailureModel,
+    Stop,
+    Tier,
     checkpoint_bytes,
     daly_interval_s,
-    expected_seconds,
+    expected_wall_s,
     optimal_interval_s,
     segments,
     young_interval_s,
 )
+
+
+def expected_seconds(work: float, t: float, d: float, m: float, detection: float, restart: float) -> float:
+    stop = Stop("any", 0.0 if math.isinf(m) else 1.0 / m, detection, restart)
+    return expected_wall_s([work], FailureModel((stop,), (Tier(interval_s=t, stall_s=d),)))
 
 
 def test_bytes_by_hand() -> None:

@@ -12,11 +12,19 @@ import pytest
 
 import moesim
 from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.hwmodels.failure import load_failure_rate
 from moesim.simulator.layout.job import ResolvedJob, resolve
 from moesim.simulator.model.precision import PRECISIONS
-from moesim.simulator.run.failures import interruptions
+from moesim.simulator.run.events import simulate_events
+from moesim.simulator.run.failures import FailureModel, Stop, Tier
 from moesim.simulator.run.report import RunReport
-from moesim.simulator.run.simulate_run import StepFigures, phase_scenario, phase_works, simulate_run
+from moesim.simulator.run.simulate_run import (
+    StepFigures,
+    interruptions,
+    phase_scenario,
+    phase_works,
+    simulate_run,
+)
 from moesim.simulator.scenario import load_scenario
 
 HOME = "deepseek-v3-2048xh800"
@@ -95,7 +103,7 @@ def test_phases_take_their_batch_length_and_overrides() -> None:
 
 
 def test_stops_are_booked_and_agree_with_the_closed_form() -> None:
-    stopped = report(*STOPS, "run.replicas=2000")
+    stopped = report(*STOPS, "run.replicas=600")
     hours = stopped.gpu_hours
     stops = (
         hours.startup, hours.checkpoints, hours.lost, hours.detection, hours.restart,
@@ -105,7 +113,7 @@ def test_stops_are_booked_and_agree_with_the_closed_form() -> None:
     assert stopped.goodput.predicted == pytest.approx(stopped.goodput_expected, rel=2e-3)
     by_cause = {row.cause: row for row in stopped.causes}
     assert by_cause["faulty GPU"].interruptions / stopped.interruptions.predicted == pytest.approx(
-        148 / 419, rel=0.05
+        148 / 419, rel=0.1
     )
     assert math.fsum(r.lost_gpu_hours for r in stopped.causes) == pytest.approx(hours.lost)
     assert stopped.days.p10 < stopped.days.p50 < stopped.days.p90
@@ -129,27 +137,27 @@ def test_same_seed_same_bytes() -> None:
 
 
 def test_an_uncertain_step_time_widens_the_finish() -> None:
-    sharp, wide = report(*STOPS), report(*STOPS, factors=[0.9 + 0.0005 * i for i in range(400)])
+    sharp, wide = report(*STOPS), report(*STOPS, factors=[0.9 + 0.002 * i for i in range(100)])
     assert wide.days.p90 - wide.days.p10 > 2.0 * (sharp.days.p90 - sharp.days.p10)
     assert report(factors=[0.9, 1.1]).replicas == 2
     # Means and tables are at the predicted step, whatever the factors.
     assert (wide.phases, wide.gpu_hours, wide.causes) == (sharp.phases, sharp.gpu_hours, sharp.causes)
     assert wide.days.predicted == sharp.days.predicted and wide.cost_parts_usd == sharp.cost_parts_usd
-    assert wide.step_factor is not None and wide.step_factor.p90 == pytest.approx(1.08, abs=0.001)
+    assert wide.step_factor is not None and wide.step_factor.p90 == pytest.approx(1.08, abs=0.002)
     assert sharp.step_factor is None
 
 
 def test_the_same_stops_hit_every_step_time() -> None:
     """Common random numbers: factors of 1 are the run without factors, a slower step is slower throughout."""
-    sharp, same = report(*STOPS), report(*STOPS, factors=[1.0] * 400)
+    sharp, same = report(*STOPS), report(*STOPS, factors=[1.0] * 100)
     assert same.days == sharp.days and same.outlook == sharp.outlook
-    slow = report(*STOPS, factors=[1.1] * 400)
+    slow = report(*STOPS, factors=[1.1] * 100)
     for before, after in zip(sharp.outlook, slow.outlook, strict=True):
         assert 1.05 * before.days < after.days < 1.2 * before.days
 
 
 def test_the_outlook_is_the_distribution_of_end_and_bill() -> None:
-    found = report(*STOPS, "run.start=2026-12-01", factors=[0.9 + 0.0005 * i for i in range(400)])
+    found = report(*STOPS, "run.start=2026-12-01", factors=[0.9 + 0.002 * i for i in range(100)])
     rows = found.outlook
     assert [row.share for row in rows][:3] == [0.01, 0.05, 0.1] and len(rows) == 21
     assert all(a.days <= b.days for a, b in pairwise(rows))
@@ -192,12 +200,89 @@ def test_zero_rates_change_nothing() -> None:
     assert sms_reserved.goodput.predicted == 1.0 and sms_reserved.interruptions.predicted == 0.0
 
 
-@pytest.mark.parametrize("rate", ["300 /node-day", "1e6 /node-day"])
-def test_huge_rates_are_infeasible_with_the_reason(rate: str) -> None:
+def test_huge_rates_are_infeasible_with_the_reason() -> None:
     with pytest.raises(
         InfeasibleError, match=r"never finishes in practice: one interruption every.*checkpoint"
     ):
-        report(*STOPS, f"run.failures={{interruptions: {rate}}}")
+        report(*STOPS, "run.failures={interruptions: 300 /node-day}")
+    with pytest.raises(InfeasibleError, match=r"maintenance of 23 h every 60 min"):
+        report(*STOPS, "run.maintenance={every: 1 h, lasts: 23 h}")
+
+
+TIER = "run.checkpoint={interval: 1 h, storage: deepseek-3fs, tiers: [%s]}"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            "run.failures={interruptions: 1e6 /node-day}",
+            r"2.96e\+03 interruptions.*Nearest possible: 338 /node-day",
+        ),
+        ("run.spares={count: 257, repair: 3 days}", r"spares.count=257 exceeds the job's 256 nodes.*: 256"),
+        (TIER % "{where: host, interval: 1 min}", r"tier 'host' has no bandwidth.*25 GB/s"),
+        (TIER % "{where: host, interval: 1 min, bandwidth: 0 GB/s}", r"nearest: 1 MB/s"),
+        (
+            TIER % "{where: tape, interval: 1 min, bandwidth: 1 GB/s}",
+            r"where='tape' is not one of peer, host, disk",
+        ),
+        (
+            "run.checkpoint.interval=400 days",
+            r"longer than the training of 5.99 days; nearest possible: 5.99",
+        ),
+        ("run.maintenance={every: 400 days, lasts: 1 h}", r"nearest possible: 5.99 days"),
+        ("run.maintenance={every: -1 days, lasts: 1 h}", r"not negative"),
+        ("run.slow={rate: .nan, factor: 1.2, detection: 1 h}", r"run.slow: nan is out of range"),
+        ("run.slow={rate: 1e6 /node-day, factor: 1.2, detection: 1 h}", r"nearest possible: 338 /node-day"),
+        ("run.slow={rate: 1 /node-day, factor: 0.5, detection: 1 h}", r"nearest: 1"),
+        (
+            "run.fault_tolerance={groups: 7, stall: 30 s}",
+            r"does not divide the job's 256 nodes; nearest possible: 8",
+        ),
+        ("run.fault_tolerance={groups: 8}", r"fault_tolerance.stall is missing"),
+        ("run.fault_tolerance={groups: 8, mode: elastic}", r"needs run.spares"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_nearest_that_can(change: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        report(*STOPS, change)
+
+
+def test_every_loss_is_in_the_books_of_the_report() -> None:
+    """All mechanisms together: the total is the exactly rounded sum of its parts; no gap in the timeline."""
+    whole = report(
+        "run.failures=llama3-16k-h100",
+        "run.restart=by-parts",
+        TIER % "{where: host, interval: 1 min, bandwidth: 25 GB/s}, {where: peer, interval: 5 min, "
+        "bandwidth: 10 GB/s, asynchronous: true}",
+        "run.spares={count: 3, repair: 2 days, kind: warm, crews: 2}",
+        'run.slow={rate: "1 /1000 node-days", factor: 1.3, detection: 1 h}',
+        'run.preemption={rate: "5 /1000 node-days", notice: 2 min, away: 1 h}',
+        "run.maintenance={every: 2 days, lasts: 1 h}",
+        "run.replicas=20",
+    )
+    hours = whole.gpu_hours.model_dump()
+    parts = [value for name, value in hours.items() if name not in ("total", "billed")]
+    assert math.fsum(parts) == hours["total"] == pytest.approx(whole.days.predicted * 24 * 2048, rel=1e-12)
+    assert min(hours["slow_nodes"], hours["planned"], hours["lost"]) > 0.0
+    assert whole.checkpoint is not None and [row.tier for row in whole.checkpoint.tiers] == [
+        "host", "peer", "deepseek-3fs",
+    ]  # fmt: skip
+    assert {"preempted", "slow node swapped", "planned maintenance"} <= {row.cause for row in whole.causes}
+    assert whole.restart_parts["image"] == 0.0 < whole.restart_parts["communicators"]  # warm spares
+    assert whole.timeline is not None
+    rows = [row for row in whole.timeline.rows if row.what != "fault"]
+    assert all(a.end_s == pytest.approx(b.begin_s) for a, b in pairwise(rows))
+
+
+def test_llama3_stops_as_often_as_its_own_table_says() -> None:
+    """An identity: 419 interruptions in 54 days on 2,048 nodes, from the table of those 419."""
+    rate = load_failure_rate("llama3-16k-h100")
+    stop = Stop("any", 1.0 / rate.mean_time_between_s(2048))
+    runs = simulate_events([54 * 86400.0], FailureModel((stop,), (Tier(interval_s=600.0),)), 20, 0)
+    exposed = math.fsum(sum(run.wall_ns) for run in runs) / 1e9
+    stops = sum(sum(run.stops.values()) for run in runs)
+    assert stops / exposed * 54 * 86400.0 == pytest.approx(419, rel=0.03)
 
 
 def test_repairs_that_take_longer_than_the_nodes_last_are_infeasible() -> None:

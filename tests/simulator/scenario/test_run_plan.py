@@ -72,7 +72,7 @@ def test_dumps_load_back() -> None:
         ({**STOPS, "failures": "llama4"}, ["unknown failure rate 'llama4'", "llama3-16k-h100"]),
         ({**STOPS, "failures": {"interruptions": "-3 /node-day"}}, ["not negative"]),
         ({**STOPS, "failures": {"interruptions": 3}}, ["bare number", "/1000 node-days"]),
-        ({**STOPS, "restart": {"detection": "5 min"}}, ["restart.recovery", "missing"]),
+        ({**STOPS, "restart": {"detection": "5 min"}}, ["restart", "recovery: missing"]),
         ({**STOPS, "restart": {"detection": "-5 min", "recovery": "1 min"}}, ["not negative"]),
         ({"checkpoint": {**SAVE, "interval": "0 s"}}, ["must be longer than 0"]),
         ({"checkpoint": {**SAVE, "interval": "30"}}, ["bare number", "'optimal'"]),

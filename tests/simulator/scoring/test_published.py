@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from moesim.hwmodels.errors import InputError
 from moesim.simulator.run.report import PhaseReport, RunReport
 from moesim.simulator.scenario import load_scenario
 from moesim.simulator.scenario.run_plan import load_run_plan
@@ -26,6 +28,7 @@ from moesim.simulator.scoring.published import (
     score_report,
 )
 from moesim.simulator.scoring.published_full_resolution import FullChecks
+from moesim.simulator.scoring.reliability import llama_rows, reliability_rows
 
 HOME = "deepseek-v3-2048xh800"
 
@@ -255,3 +258,28 @@ def test_the_home_case_run_is_scored(published_rows: list[Row]) -> None:
         row = rows[f"v3-report.run.{name}@h800-trace"]
         assert abs(row.relative_error) <= limit, f"{row.id}: {row.relative_error:+.1%}"
         assert not row.used_for_calibration
+
+
+def test_outcomes_of_other_runs_are_scored_and_what_cannot_be_says_why(tmp_path: Path) -> None:
+    """Restarts and the identity of Llama 3 hold; a row without its inputs is not judged."""
+    rows = reliability_rows()
+    judged = [row for row in rows if row.judged]
+    assert len(rows) == 22 and len(judged) == 5
+    assert [row.within for row in judged] == [True, True, True, True, False]
+    assert all(row.basis and row.within is None for row in rows if row.predicted is None)
+    header = "source,system,model,hardware,n_gpus,phase,conditions,metric,unit,value,where,use\n"
+    own = tmp_path / "own.csv"
+    own.write_text(header + "me,mine,x,H100,1024,restart,full requeue,restart_time,s,300,log,outcome\n")
+    (row,) = reliability_rows(own)
+    assert row.judged and row.predicted == pytest.approx(120 + 25.6 + 120 + 30 + 1024 * 0.0027 + 60)
+    own.write_text(header + "me,mine,x,H100,1024,restart,full requeue,restart_time,s,nan,log,outcome\n")
+    with pytest.raises(InputError, match="value='nan' is no number"):
+        reliability_rows(own)
+
+
+@pytest.mark.long
+def test_llama3_by_its_own_table_and_by_other_rates() -> None:
+    identity, *others = llama_rows()
+    assert identity.kind == "identity" and identity.stops == pytest.approx(419, rel=0.03)
+    assert identity.goodput > 0.9  # the published lower limit, which fed nothing
+    assert {row.kind for row in others} == {"prediction"}
