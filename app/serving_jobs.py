@@ -17,8 +17,8 @@ from moesim.simulator.serving import trace as traces
 from moesim.simulator.serving.deployment import deployments
 from moesim.simulator.serving.replicas import PromptChunk
 from moesim.simulator.serving.requests import load_requests
-from moesim.simulator.serving.results import ServingResult
-from moesim.simulator.serving.simulate import Service, prepare, result_of, serve_ends
+from moesim.simulator.serving.results import Intervals, ServingResult
+from moesim.simulator.serving.simulate import Service, intervals, prepare, result_of
 from moesim.simulator.serving.sized import ServingPlan
 from moesim.simulator.serving.sizing import serve_plan
 from moesim.simulator.serving.step import StepModel
@@ -83,11 +83,11 @@ def served(folder: str, scenario: Scenario) -> ServedView:
     return ServedView(result_of(service, found), step, packed_lives(lives), shown)
 
 
-def ends(folder: str, scenario: Scenario) -> tuple[ServingResult, ServingResult]:
-    """The load with all steps at the fast, and at the slow end of their interval."""
+def ends(folder: str, scenario: Scenario) -> Intervals:
+    """The intervals of the load's figures."""
     read_below(folder)
     admitted(scenario)
-    return serve_ends(scenario)
+    return intervals(scenario)
 
 
 def trace(folder: str, scenario: Scenario, kind: TraceKind) -> bytes:

@@ -19,8 +19,8 @@ from moesim.hwmodels.confidence import confidence
 from moesim.hwmodels.errors import InfeasibleError, MoesimError
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.serving import ServingPool
-from moesim.simulator.serving.engines import engines
-from moesim.simulator.serving.results import ServingResult, goodput_text, stable_text
+from moesim.simulator.serving.deployment import engines
+from moesim.simulator.serving.results import Intervals, ServingResult, figure, goodput_text, stable_text
 from moesim.simulator.serving.typical import TypicalStep
 
 FORMATS = ("bf16", "fp8", "nvfp4", "mxfp4")
@@ -250,7 +250,12 @@ def _answer(scenario: Scenario, key: str, found: ServedView) -> None:
     band = _ends(scenario, key)
     st.markdown(f"**{escaped(result.deployment)}**, {escaped(result.engine)}")
     st.caption(
-        f"{result.requests:,} requests in {span(result.duration_s)}: {plain(result.requests_per_s)}/s served"
+        f"{result.requests:,} requests in {span(result.duration_s)}: {plain(result.requests_per_s)}/s served "
+        + (
+            f"in the steady window from {span(result.window.start_s)} to {span(result.window.end_s)}"
+            if result.window.steady
+            else "over the whole run, of which no part is steady"
+        )
         + ("" if result.offered_per_s is None else f", {plain(result.offered_per_s)}/s offered")
     )
     _figures(scenario, result, band)
@@ -285,13 +290,10 @@ def infeasible(result: ServingResult) -> None:
         st.warning(escaped(goodput_text(result.goodput)), icon=":material/timer_off:")
 
 
-Ends = tuple[ServingResult, ServingResult] | None
-
-
-def _ends(scenario: Scenario, key: str) -> Ends:
-    """The load at both ends of the step times' interval; None while a job serves it, and where it cannot."""
+def _ends(scenario: Scenario, key: str) -> Intervals | None:
+    """The intervals of the load's figures; None while a job serves it, and where it cannot."""
     try:
-        found: Ends = long_work.value(
+        found: Intervals | None = long_work.value(
             "serving ends", f"serving ends/{key}", "the intervals are being computed", serving_jobs.ends,
             folder(), scenario,
         )  # fmt: skip
@@ -301,61 +303,73 @@ def _ends(scenario: Scenario, key: str) -> Ends:
     return found
 
 
-def _interval(band: Ends, read: Callable[[ServingResult], float | None], text: Callable[[float], str]) -> str:
+def _interval(band: Intervals | None, key: str, text: Callable[[float], str]) -> str:
     """The interval of a figure in words."""
     if band is None:
         return "interval: being computed"
-    values = [value for value in map(read, band) if value is not None]
-    if len(values) < 2:
+    known = band.figures.get(key)
+    if known is None:
         return "no interval"
-    over = "" if band[1].drains else ", overload"
-    return f"80 %: {text(min(values))} to {text(max(values))}{over}"
+    return f"80 %: {text(known.low)} to {text(known.high)}{'' if band.slow_drains else ', overload'}"
 
 
-def _figures(scenario: Scenario, result: ServingResult, band: Ends) -> None:
+def _figures(scenario: Scenario, result: ServingResult, band: Intervals | None) -> None:
     level = confidence(scenario.machine, scenario.calibration, scenario.recipe.linear)
     goodput = result.goodput
-    tiles: dict[str, tuple[Callable[[ServingResult], float | None], Callable[[float], str], str]] = {
+    window = "steady window" if result.window.steady else "whole run"
+    rate = f"Over the {window}, {span(result.window.start_s)} to {span(result.window.end_s)}"
+    tiles: dict[str, tuple[str, Callable[[float], str], str]] = {
         "Goodput": (
-            lambda r: None if r.goodput is None else r.goodput.requests_per_s,
+            "goodput.requests_per_s",
             lambda v: f"{plain(v)}/s",
-            "Requests a second that keep every stated limit",
+            f"Requests a second that keep every stated limit. {rate}",
         ),
-        "Output tokens/s/GPU": (lambda r: r.output_tokens_per_s_per_gpu, lambda v: f"{v:,.0f}", "All GPUs"),
-        "Input tokens/s/GPU": (lambda r: r.input_tokens_per_s_per_gpu, lambda v: f"{v:,.0f}", "All GPUs"),
+        "Output tokens/s/GPU": (
+            "output_tokens_per_s_per_gpu", lambda v: f"{v:,.0f}", f"All GPUs. {rate}",
+        ),
+        "Input tokens/s/GPU": (
+            "input_tokens_per_s_per_gpu", lambda v: f"{v:,.0f}", f"All GPUs. {rate}",
+        ),
         "$ per M output tokens": (
-            lambda r: r.cost.usd_per_million_output_tokens, money,
-            "With one pool, output tokens carry its whole cost; with two, that of the pool that decodes",
+            "cost.usd_per_million_output_tokens", money,
+            "With one pool, output tokens carry its whole cost; with two, that of the pool that decodes. "
+            f"{rate}",
         ),
-        "$ per M tokens": (lambda r: r.cost.usd_per_million_tokens, money, "All GPUs over input and output"),
+        "$ per M tokens": (
+            "cost.usd_per_million_tokens", money, f"All GPUs over input and output. {rate}",
+        ),
         "J per output token": (
-            lambda r: r.cost.joules_per_output_token, lambda v: f"{plain(v)} J",
-            "By the limit of the boards, without hosts and cooling",
+            "cost.joules_per_output_token", lambda v: f"{plain(v)} J",
+            f"By the limit of the boards, without hosts and cooling. {rate}",
         ),
-        "Prefix hits": (lambda r: r.cached_share, lambda v: f"{v:.1%}", "Input tokens found in the cache"),
+        "Prefix hits": ("cached_share", lambda v: f"{v:.1%}", "Input tokens found in the cache"),
         "TPOT, all tokens": (
-            lambda r: r.tpot_token_s, span,
+            "tpot_token_s", span,
             "Mean time between tokens over all requests together, so that long answers count more",
         ),
     }  # fmt: skip
     muted = "roofline" if texts.muted(level) else "tiles"
+    of_all = ("Prefix hits", "TPOT, all tokens")
     items = list(tiles.items())
     with st.container(key=f"{muted}-serving"):
         for start in range(0, len(items), 4):
-            for place, (label, (read, text, note)) in zip(
+            for place, (label, (key, text, note)) in zip(
                 st.columns(4), items[start : start + 4], strict=False
             ):
-                value = read(result)
+                value = figure(result, key)
                 none = "no limits" if label == "Goodput" and goodput is None else "not known"
                 place.metric(label, none if value is None else text(value), help=note)
-                place.caption(f"{badge(level)}  \n{'' if value is None else _interval(band, read, text)}")
+                of = "all requests" if label in of_all else window
+                place.caption(
+                    f"{badge(level)} of the {of}  \n{'' if value is None else _interval(band, key, text)}"
+                )
         st.caption(
             f"Step times: profile {escaped(scenario.calibration.name)}; each part's entries are below. "
             "Intervals: all steps of the load at an end of their own 80 %."
         )
 
 
-def _latencies(result: ServingResult, band: Ends) -> None:
+def _latencies(result: ServingResult, band: Intervals | None) -> None:
     st.header("What users wait for", anchor=False)
     header, rows = (
         ["time", *(name.upper() if name != "mean" else name for name in PERCENTILES), "80 % of P90", "is"],
@@ -365,17 +379,10 @@ def _latencies(result: ServingResult, band: Ends) -> None:
         own = getattr(result, name)
         if own is not None:
             cells = [span(getattr(own, key)) for key in PERCENTILES]
-            rows.append(
-                [label, *cells, _interval(band, partial(_p90, name), span).removeprefix("80 %: "), meaning]
-            )
+            rows.append([label, *cells, _interval(band, f"{name}.p90", span).removeprefix("80 %: "), meaning])
     widgets.table(header, rows, key="serving latencies")
     if result.goodput is not None:
         st.caption(escaped(goodput_text(result.goodput)))
-
-
-def _p90(name: str, result: ServingResult) -> float | None:
-    found = getattr(result, name)
-    return None if found is None else float(found.p90)
 
 
 def _step(step: TypicalStep) -> None:

@@ -15,9 +15,9 @@ from moesim.app.views import serving
 from moesim.hwmodels.errors import MoesimError
 from moesim.hwmodels.yaml_io import shipped_names
 from moesim.simulator.scenario.defaults import has_node
+from moesim.simulator.serving.candidates import MODES
 from moesim.simulator.serving.flags import serving_flags
 from moesim.simulator.serving.sized import (
-    MODES,
     FigureRange,
     ServingPlan,
     SizedRow,

@@ -12,7 +12,7 @@ from moesim.simulator.engine.compiled.engine import (
     CompiledEngine,
     start_in_background,
 )
-from moesim.simulator.engine.compiled.loader import attempts, is_ready, place, problem
+from moesim.simulator.engine.compiled.loader import Call, attempts, is_ready, native, place, problem
 from moesim.simulator.engine.records import Engine
 from moesim.simulator.engine.simpy.execute import SimpyEngine
 
@@ -22,12 +22,9 @@ VARIABLE = "MOESIM_ENGINE"
 
 _reference = SimpyEngine()
 _compiled = CompiledEngine(_reference)
+_automatic = AutomaticEngine(_compiled, _reference)
 
-ENGINES: dict[str, Engine] = {
-    "simpy": _reference,
-    "compiled": _compiled,
-    DEFAULT: AutomaticEngine(_compiled, _reference),
-}
+ENGINES: dict[str, Engine] = {"simpy": _reference, "compiled": _compiled, DEFAULT: _automatic}
 
 
 def engine_of(name: str | None = None) -> Engine:
@@ -42,6 +39,23 @@ def engine_of(name: str | None = None) -> Engine:
             key="engine",
         )
     return ENGINES[chosen]
+
+
+REQUESTS_BEFORE = 3_000
+"""Requests that SimPy serves in the time in which compiled code is loaded."""
+
+
+def request_loop(requests: int) -> Call | None:
+    """The compiled loop that serves so many requests, None where SimPy is to serve them.
+
+    As for steps: `auto` takes it for many requests once it is in the cache, `compiled` makes it.
+    """
+    engine = engine_of()
+    if engine is _reference or (
+        engine is _automatic and not (requests > REQUESTS_BEFORE and _automatic.is_ready())
+    ):
+        return None
+    return native().serve if _compiled.loads() else None
 
 
 def is_compiling() -> bool:

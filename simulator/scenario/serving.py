@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
@@ -148,6 +149,15 @@ class ServingLoad(Section):
         return self
 
 
+class ExpertPeriod(Section):
+    """How uneven the load of experts is from a time of the run on."""
+
+    from_s: float = Field(ge=0, allow_inf_nan=False)
+    """Seconds after the first arrival."""
+    expert_load_cv: float = Field(ge=0, le=10)
+    """Coefficient of variation of an expert's rows, in place of `routing.expert_load_cv`."""
+
+
 class ServingLimits(Section):
     """What users are promised, for the share `percentile` of requests."""
 
@@ -184,10 +194,26 @@ class Serving(ServingPool):
     prefix_caching: bool = True
     router: Literal["least_loaded", "round_robin", "prefix_aware"] = "least_loaded"
     """Who gets a request: the rank with least waiting x 4 + running, each in turn, or the longest prefix."""
+    expert_drift: tuple[ExpertPeriod, ...] = ()
+    """A trace of the experts' load, as it drifts and is balanced again; absent: the same all the time."""
     acceptance: tuple[Share, ...] | None = None
     """Chance that each draft is accepted, given the one before it. Absent: measured defaults."""
     load: ServingLoad = ServingLoad()
     limits: ServingLimits = ServingLimits()
+
+    @model_validator(mode="after")
+    def _drift_is_in_order(self) -> Serving:
+        times = [period.from_s for period in self.expert_drift]
+        if times and (times[0] != 0 or any(b <= a for a, b in pairwise(times))):
+            raise ValueError(
+                f"expert_drift begins at from_s={times[0]:g} with {len(times)} periods; the first begins at "
+                "0, and each later one after that before it"
+            )
+        if times and all(pool.ep == 1 for pool in (self, *([self.prefill] if self.prefill else []))):
+            raise ValueError(
+                "expert_drift would not be read: with ep=1 every GPU has all experts; raise ep, or drop it"
+            )
+        return self
 
     @model_validator(mode="after")
     def _drafts_are_accepted(self) -> Serving:

@@ -230,7 +230,7 @@ def _serve(run: LoggedRun, cluster: str, times: type[StepModel] | None) -> Serve
             return times(deployment)
         return LoggedRates(series["prompt_tokens_per_s"], series["output_tokens_per_s"])
 
-    return prepare(load_scenario(data), _own_load(run), given).run()
+    return prepare(load_scenario(data), _own_load(run), given).run(every_ns=NS_PER_S)
 
 
 def _latencies(run: LoggedRun, served: Served | None) -> tuple[FloatArray, FloatArray]:
@@ -244,14 +244,17 @@ def _latencies(run: LoggedRun, served: Served | None) -> tuple[FloatArray, Float
 
 
 def counted(run: LoggedRun, served: Served) -> dict[str, float]:
-    """Mean absolute error of running and waiting requests each second, over their measured mean."""
+    """Mean absolute error of running and waiting requests each second, over their measured mean.
+
+    Both are what vLLM reports (v1/core/sched/scheduler.py, make_stats): a request runs from the plan of the
+    first step that works on it, one step before that step begins where steps are planned ahead.
+    """
     found = {}
-    seconds = np.arange(1, len(run.each_second["running"]) + 1) * NS_PER_S
-    begun, ended = served.scheduled_ns, served.last_token_ns
-    arrived = np.array(run.requests["queued_ns"])
-    for name, since, until in (("running", begun, ended), ("waiting", arrived, begun)):
+    for name in ("running", "waiting"):
         measured = np.array(run.each_second[name])
-        model = np.array([np.sum((since <= t) & (until > t)) for t in seconds])
+        model = np.zeros(len(measured))
+        counts = [getattr(count, name) for count in served.counts[: len(measured)]]
+        model[: len(counts)] = counts
         found[name] = float(np.abs(model - measured).mean() / max(measured.mean(), 1.0))
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import inf
@@ -14,6 +14,7 @@ import numpy as np
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.validation import nearest
 from moesim.simulator.common.texts import parse_values
 from moesim.simulator.scenario.serving import Serving, ServingLimits, ServingPool
@@ -28,8 +29,9 @@ from moesim.simulator.serving.closed_form import (
     step_tables,
 )
 from moesim.simulator.serving.deployment import Deployment
-from moesim.simulator.serving.sized import MODES, FrontierPoint, front, pool_text
 
+MODES = ("aggregated", "disaggregated")
+"""One pool that does all work, or pools for prompts and for decodes."""
 MOST_A_REPLICA = 64
 """Most GPUs of a replica that the default space tries."""
 
@@ -376,3 +378,49 @@ def _point(
         usd_per_million_output_tokens=None if price is None else price.value / 3600 / tokens * 1e6,
         ttft_s=ttft,
     )
+
+
+# -- the frontier ------------------------------------------------------------------------------------
+
+
+FINEST = 0.85
+"""Printed points of a frontier are at least so far apart in the speed of a user."""
+
+
+def pool_text(pool: ServingPool, replicas: int) -> str:
+    """A pool in words, such as `4 x TP1 DP8 EP8, 128 sequences`."""
+    degrees = [
+        f"{name}{n}"
+        for name, n in (("TP", pool.tp), ("DP", pool.dp), ("PP", pool.pp), ("EP", pool.ep))
+        if n > 1
+    ]
+    more = [f"+{pool.draft_tokens} drafts"] if pool.draft_tokens else []
+    more += ["two-batch overlap"] if pool.two_batch_overlap else []
+    return ", ".join([f"{replicas} x {' '.join(degrees) or '1 GPU'}", f"{pool.max_num_seqs} seqs", *more])
+
+
+class FrontierPoint(Frozen):
+    """Most tokens a GPU for the speed that a user sees, in closed form."""
+
+    plan: str
+    accelerator: str
+    mode: str
+    gpus: int
+    tokens_per_s_per_user: float
+    output_tokens_per_s_per_gpu: float
+    usd_per_million_output_tokens: float | None
+    ttft_s: float
+
+
+def front(speed: Sequence[float], throughput: Sequence[float]) -> list[int]:
+    """Places of the points that no other beats in both, fastest first, not closer than FINEST."""
+    order = sorted(range(len(speed)), key=lambda n: (-speed[n], -throughput[n], n))
+    kept: list[int] = []
+    for place in order:
+        if not kept or throughput[place] > throughput[kept[-1]]:
+            kept.append(place)
+    spaced = kept[:1]
+    for place in kept[1:]:
+        if speed[place] <= FINEST * speed[spaced[-1]]:
+            spaced.append(place)
+    return spaced

@@ -6,11 +6,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from importlib import resources
 from math import ceil, sqrt
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BeforeValidator, PositiveInt
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.hwmodels.frozen import Section
+from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.cost.layer_collectives import expected_maximum
 from moesim.simulator.model.attention.grouped_query import GroupedQueryAttention
@@ -23,7 +27,6 @@ from moesim.simulator.model.shape import ModelShape, PublishedFormats
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.defaults import spread
 from moesim.simulator.scenario.serving import Format, Serving, ServingPool
-from moesim.simulator.serving.engines import ServingEngine, engine
 from moesim.simulator.serving.linear import ELEMENT_BYTES
 from moesim.simulator.serving.operators import Split, cache_bytes_per_token
 from moesim.simulator.serving.prices import WIDER
@@ -38,6 +41,91 @@ def _table(name: str) -> dict[str, Any]:
     """A data file of serving."""
     text = (resources.files("moesim.simulator") / "data" / "serving" / f"{name}.yaml").read_text("utf-8")
     return parse_mapping(text, f"data/serving/{name}.yaml")
+
+
+# -- engines ----------------------------------------------------------------------------------------
+# What a release of an inference engine does: `data/serving/engines.yaml`, each answer with its source.
+
+
+class EngineFigure(Section):
+    """A figure of an engine, who says so, and its range where nobody measured it."""
+
+    value: float
+    source: str
+    low: float
+    high: float
+
+
+def _expanded(buckets: Any) -> Any:
+    """Batch sizes from a list whose entries may be [first, last, step]."""
+    sizes: list[Any] = []
+    for entry in buckets:
+        sizes += range(entry[0], entry[1] + 1, entry[2]) if isinstance(entry, list) else [entry]
+    return tuple(sizes)
+
+
+class ServingEngine(Section):
+    """Answers of one release."""
+
+    mixed: bool
+    """Whether a step has prompts beside decodes, else prompts go first and alone."""
+    chunked: bool
+    """Whether a prompt may be cut."""
+    token_for_each: bool = False
+    """Whether the release refuses fewer tokens a step than sequences (vLLM); others let sequences wait."""
+    sends_chunks: bool = False
+    """Whether keys and values of a chunk go to a decoding pool before later chunks are computed."""
+    reserve: tuple[float, float] = (0.0, 0.0)
+    """Shares of tokens yet to be written, by a new request and by others, that admission leaves room for."""
+    block_tokens: PositiveInt
+    """Tokens of a cache block."""
+    memory: Literal["all", "static", "free"]
+    """What its share of memory counts: weights, buffers, cache; no buffers; or what is left for the cache."""
+    exchange: Literal["allgather", "deepep"]
+    """How tokens reach experts by default where attention is data-parallel."""
+    fused_norms: bool
+    """Whether sums over TP in one node also norm, on Hopper and Blackwell and without data parallelism."""
+    shared_beside: int
+    """Most rows for which shared experts run on a stream beside router and routed experts in a graph."""
+    graph_buckets: Annotated[tuple[PositiveInt, ...], BeforeValidator(_expanded)]
+    """Batch sizes of captured decode graphs, in order."""
+    graph_prefill: int
+    """Most tokens of a step with prompts whose pieces between attentions are captured too; 0 for none."""
+    host_overlapped: bool
+    """Whether the host works on the next step while the GPU runs this one."""
+    drafts_overlapped: bool = True
+    """Whether it also does with drafts."""
+    host_s: EngineFigure
+    """Host time of a step: schedule, inputs, sampling, detokenisation."""
+    exposed_host_s: EngineFigure
+    """What the GPU waits for the host between steps although it works ahead."""
+    launch_s: EngineFigure
+    """Host time of a kernel in steps without a graph."""
+    request_s: EngineFigure
+    """What HTTP server and transport to the engine take of a request, one after another as its tokeniser."""
+    source: str
+
+
+@lru_cache(maxsize=1)
+def engines() -> dict[str, ServingEngine]:
+    """All engines by release."""
+    return {
+        name: validate_model(ServingEngine, row, f"data/serving/engines.yaml: {name}")
+        for name, row in _table("engines").items()
+    }
+
+
+def engine(name: str) -> ServingEngine:
+    """The engine of that name; raises InputError with the nearest for an unknown one."""
+    known = engines()
+    if name not in known:
+        raise InputError(
+            f"serving.engine={name!r} is not known{nearest(name, list(known))}; known: {', '.join(known)}"
+        )
+    return known[name]
+
+
+# -- formats and drafts ---------------------------------------------------------------------------------
 
 
 def published_formats(shape: ModelShape) -> PublishedFormats:
@@ -137,6 +225,11 @@ class Deployment:
         rows = sqrt(load**2 / local + pool.ep / (tokens * moe.routed_rows)) if load else 0.0
         active = local * touched + z * sqrt(local * touched * (1.0 - touched)) * bool(load)
         return 1.0 + z * rows, min(active, local)
+
+    @property
+    def expert_load_cv(self) -> float:
+        """Coefficient of variation of an expert's rows."""
+        return self._spreads.expert_load
 
     @property
     def _spreads(self) -> Spreads:
@@ -262,17 +355,17 @@ class Deployment:
                 return pool.gpus
         return 0
 
-    def check_context(self, tokens: int) -> None:
+    def check_context(self, tokens: int, which: str = "a request") -> None:
         """Raises InputError for a sequence beyond the model's context, InfeasibleError beyond the cache."""
         limit = self.shape.numerics.context if self.shape.numerics else None
         if limit is not None and tokens > limit:
             raise InputError(
-                f"serving.load: a request of {tokens:,} tokens is longer than the context of "
-                f"{self.shape.name}, {limit:,}; shorten input_tokens + output_tokens"
+                f"serving.load: {which} of {tokens:,} tokens is longer than the context of "
+                f"{self.shape.name}, {limit:,}; leave it out of the log, or draw shorter ones"
             )
         if tokens > self.cache_tokens:
             raise InfeasibleError(
-                f"serving.load: a request of {tokens:,} tokens does not fit the cache of a rank, "
+                f"serving.load: {which} of {tokens:,} tokens does not fit the cache of a rank, "
                 f"{self.cache_tokens:,} tokens; shorten it, or raise serving.tp or memory_fraction"
             )
 
@@ -287,6 +380,7 @@ class Deployment:
             reserve_new=self.engine.reserve[0], reserve_running=self.engine.reserve[1],
             gain=self.tokens_per_step, ahead=self.host_overlapped, prompts_only=self.role == "prefill",
             wait_steps=self.pool.wait_steps, wait_for_ranks=self.pool.wait_for_ranks,
+            sends_chunks=self.role == "prefill" and self.engine.sends_chunks,
         )  # fmt: skip
 
 

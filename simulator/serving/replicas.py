@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -12,7 +12,6 @@ import simpy
 
 from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InfeasibleError
-from moesim.simulator.common.processes import worker_pool
 from moesim.simulator.serving.requests import Requests
 from moesim.simulator.serving.scheduler import Done, Policy, Scheduler, StepBatch
 
@@ -72,13 +71,15 @@ class PoolLog:
     cached_tokens: int = 0
     peak_blocks: int = 0
 
-    def add(self, other: PoolLog) -> None:
-        """What other replicas of the pool did, too."""
-        self.steps += other.steps
-        self.busy_ns += other.busy_ns
-        self.preemptions += other.preemptions
-        self.cached_tokens += other.cached_tokens
-        self.peak_blocks = max(self.peak_blocks, other.peak_blocks)
+
+class Count(NamedTuple):
+    """Sequences at one time: running, waiting, running in the pool that decodes, and on its fullest rank."""
+
+    time_ns: int
+    running: int
+    waiting: int
+    decoding: int
+    fullest: int
 
 
 @dataclass
@@ -86,8 +87,8 @@ class Served:
     """What became of every request, in ns after the first arrival; -1 where it did not come to it.
 
     `rank` and `prefill_rank`: where it was served last, counted over a pool's replicas and their ranks.
-    `transfer_ns`: from the first token to the keys and values in the other pool. `counts`: time, running and
-    waiting. `pools`: that which decodes first.
+    `transfer_ns`: from the first token to the keys and values in the other pool. `pools`:
+    that which decodes first.
     """
 
     requests: Requests
@@ -99,7 +100,7 @@ class Served:
     rank: IntArray
     prefill_rank: IntArray
     pools: list[PoolLog] = field(default_factory=list)
-    counts: list[tuple[int, int, int]] = field(default_factory=list)
+    counts: list[Count] = field(default_factory=list)
 
 
 # -- routing -----------------------------------------------------------------------------------------
@@ -139,12 +140,14 @@ def prefix_aware(request: int, ranks: Sequence[Scheduler], loads: list[int]) -> 
     return min(range(len(ranks)), key=lambda at: (found[at] < longest, loads[at]))
 
 
-def router(name: str) -> Router:
-    """A router by the scenario's name for it."""
-    return round_robin() if name == ROUND_ROBIN else {"prefix_aware": prefix_aware}.get(name, least_loaded)
+ROUND_ROBIN, PREFIX_AWARE = "round_robin", "prefix_aware"
 
 
-ROUND_ROBIN = "round_robin"
+def router(name: str, prefixes: bool = True) -> Router:
+    """A router by the scenario's name for it; without `prefixes` of requests none is longest."""
+    if name == ROUND_ROBIN:
+        return round_robin()
+    return prefix_aware if name == PREFIX_AWARE and prefixes else least_loaded
 
 
 # -- a replica ---------------------------------------------------------------------------------------
@@ -309,6 +312,7 @@ class _Events:
             replicas = [_Replica(self, pool, log, at, loads) for at in range(pool.replicas)]
             ranks = [rank for replica in replicas for rank in replica.ranks]
             self._pools[id(pool)] = replicas, ranks, loads
+        self._sent: dict[int, int] = {}  # tokens whose keys and values went ahead of their prompt's end
         self._link_free = [0] * (prefill.replicas * prefill.ranks if prefill else 0)
         self._next: Iterator[int] | None = None  # requests of a closed loop
 
@@ -338,7 +342,11 @@ class _Events:
             self.served.scheduled_ns[request] = now
 
     def chunks(self, pool: ReplicaPool, rank: int, start: int, scheduler: Scheduler) -> None:
-        """Tell who watches which prompts a step of a rank worked on."""
+        """A step's chunks are computed: send them ahead where the engine does, and tell who watches."""
+        if pool.policy.sends_chunks:
+            for request, done in scheduler.parts:
+                self._send(rank, done - self._sent.get(request, 0))
+                self._sent[request] = done
         if self._watch is not None:
             for request, tokens in scheduler.chunks:
                 self._watch(
@@ -361,13 +369,18 @@ class _Events:
                 served.arrival_ns[following] = now
                 self.arrive(following)
 
+    def _send(self, rank: int, tokens: int) -> int:
+        """Put keys and values on a rank's link, behind those before them; when they are there."""
+        end = max(int(self.env.now), self._link_free[rank])
+        self._link_free[rank] = end + (self._transfer_ns(tokens) if tokens > 0 else 0)
+        return self._link_free[rank]
+
     def _hand_over(self, request: int, rank: int) -> Generator[Any, Any, None]:
-        """Keys and values go to the other pool, one request after another on the rank's link."""
+        """Keys and values go to the other pool, what went ahead excepted."""
         assert self._prefill is not None
         start = int(self.env.now)
-        tokens = int(self.served.requests.input_tokens[request])
-        end = max(start, self._link_free[rank]) + self._transfer_ns(tokens)
-        self._link_free[rank] = end
+        tokens = int(self.served.requests.input_tokens[request]) - self._sent.pop(request, 0)
+        end = self._send(rank, tokens)
         yield self.env.timeout(end - start)
         self.served.transfer_ns[request] = end - start
         self._pools[id(self._prefill)][0][rank // self._prefill.ranks].let_go(
@@ -398,11 +411,13 @@ class _Events:
     def sample(self, every_ns: int, most: int) -> Generator[Any, Any, None]:
         """Count running and waiting sequences; above `most` moments half go and the interval doubles."""
         ranks = [rank for _, ranks, _ in self._pools.values() for rank in ranks]
-        counts = self.served.counts
+        counts, decoding = self.served.counts, len(self._pools[id(self._decode)][1])
         while self.left and self.env.peek() != float("inf"):
             yield self.env.timeout(every_ns)
-            running, waiting = map(sum, zip(*(rank.counts for rank in ranks), strict=True))
-            counts.append((int(self.env.now), running, waiting))
+            every = [rank.counts for rank in ranks]
+            running, waiting = map(sum, zip(*every, strict=True))
+            own = [count for count, _ in every[:decoding]]
+            counts.append(Count(int(self.env.now), running, waiting, sum(own), max(own)))
             if len(counts) >= most:
                 del counts[::2]
                 every_ns *= 2
@@ -413,12 +428,17 @@ class _Events:
             log.preemptions = sum(rank.preemptions for rank in ranks)
             log.cached_tokens = sum(rank.cached_tokens for rank in ranks)
             log.peak_blocks = max(rank.cache.peak for rank in ranks)
-        if self.left:
-            raise InfeasibleError(
-                f"{self.left} of {len(self.served.requests)} requests cannot be served: their keys "
-                "and values do not fit into the cache of a rank; give it more memory, or shorten the requests"
-            )
+        check_all_served(self.left, len(self.served.requests))
         return self.served
+
+
+def check_all_served(left: int, requests: int) -> None:
+    """Raise InfeasibleError where some of the requests are left, and nothing happens any more."""
+    if left:
+        raise InfeasibleError(
+            f"{left} of {requests} requests cannot be served: their keys and values do not fit into the "
+            "cache of a rank; give it more memory, or shorten the requests"
+        )
 
 
 def serve_requests(
@@ -432,7 +452,6 @@ def serve_requests(
     most_samples: int = 1 << 30,
     concurrency: int | None = None,
     front_ns: Callable[[int], int] | None = None,
-    workers: int = 1,
     watch: Callable[[PromptChunk], None] | None = None,
 ) -> Served:
     """Serve a load until its last token.
@@ -442,53 +461,13 @@ def serve_requests(
     link. `route`: as `serving.router`. `sample_ns`: interval at which running and waiting sequences are
     counted; it doubles above `most_samples`. `concurrency`: arrival times do not count, so many requests are
     under way at a time. `front_ns(n)`: what the tokeniser takes for n tokens, one prompt after another.
-    `workers`: processes, where replicas have nothing in common (`round_robin`, no pool for prompts, no
-    tokeniser, an open loop); the result is the same. `watch`: is told every chunk of a prompt (one process).
-    Raises InfeasibleError for requests that do not fit into the cache.
+    `watch`: is told every chunk of a prompt. Raises InfeasibleError for requests that do not fit into the
+    cache.
     """
-    alone = all(each is None for each in (prefill, concurrency, front_ns, watch))
-    apart = alone and route == ROUND_ROBIN
-    if workers > 1 and apart and len(requests) >= decode.replicas * decode.ranks > decode.ranks:
-        return _served_apart(requests, decode, sample_ns, most_samples, workers)
-    events = _Events(
-        requests, decode, prefill, transfer_ns or (lambda tokens: 0), router(route), front_ns, watch
-    )
+    chosen = router(route, bool(requests.block_tokens))
+    events = _Events(requests, decode, prefill, transfer_ns or (lambda tokens: 0), chosen, front_ns, watch)
     events.env.process(events.open_loop() if concurrency is None else events.closed_loop(concurrency))
     if sample_ns:
         events.env.process(events.sample(sample_ns, most_samples))
     events.env.run()
     return events.finish()
-
-
-# -- replicas apart ----------------------------------------------------------------------------------
-
-
-def _served_apart(requests: Requests, pool: ReplicaPool, sample_ns: int, most: int, workers: int) -> Served:
-    """The same as in one run, with the replicas that take requests in turn dealt to several processes."""
-    replica = np.arange(len(requests)) % (pool.replicas * pool.ranks) // pool.ranks
-    whole = _Events(requests, pool, None, lambda tokens: 0, least_loaded).served
-    log, counts = whole.pools[0], dict[int, list[int]]()
-    one = replace(pool, replicas=1)
-    with worker_pool(workers) as processes:
-        dealt = [range(first, pool.replicas, workers) for first in range(workers)]
-        loads = [[requests.some(np.flatnonzero(replica == at)) for at in each] for each in dealt]
-        tasks = [processes.submit(_serve_each, one, load, sample_ns) for load in loads]
-        for each, task in zip(dealt, tasks, strict=True):
-            for at, served in zip(each, task.result(), strict=True):
-                where = replica == at
-                for name in ("scheduled_ns", "first_token_ns", "last_token_ns"):
-                    getattr(whole, name)[where] = getattr(served, name)
-                whole.rank[where] = served.rank + at * pool.ranks
-                log.add(served.pools[0])
-                for moment, running, waiting in served.counts:
-                    known = counts.setdefault(moment, [0, 0])
-                    known[0], known[1] = known[0] + running, known[1] + waiting
-    whole.counts = [(moment, counts[moment][0], counts[moment][1]) for moment in sorted(counts)]
-    while len(whole.counts) >= most:
-        del whole.counts[::2]
-    return whole
-
-
-def _serve_each(pool: ReplicaPool, loads: list[Requests], sample_ns: int) -> list[Served]:
-    found = [serve_requests(load, pool, route=ROUND_ROBIN, sample_ns=sample_ns) for load in loads]
-    return [replace(served, requests=loads[0].some(np.zeros(0, dtype=np.int64))) for served in found]

@@ -96,10 +96,20 @@ def requests_of(
 ) -> Requests:
     """Requests sorted by arrival (equal times keep their order), the first at zero.
 
-    Raises InputError for lengths below one token, and for ids that do not cover the prompt.
+    Raises InputError for what is no list of whole numbers, lists of different lengths, lengths below one
+    token, and ids that do not cover the prompt.
     """
-    arrival = np.asarray(arrival_ns, dtype=np.int64)
-    inputs, outputs = np.asarray(input_tokens, dtype=np.int64), np.asarray(output_tokens, dtype=np.int64)
+    arrival, inputs, outputs = (
+        _whole_numbers(name, numbers)
+        for name, numbers in (
+            ("arrival_ns", arrival_ns), ("input_tokens", input_tokens), ("output_tokens", output_tokens)
+        )
+    )  # fmt: skip
+    if not len(arrival) == len(inputs) == len(outputs):
+        raise InputError(
+            f"{len(arrival)} arrivals, {len(inputs)} prompts and {len(outputs)} answers are no load; give "
+            "one of each for a request"
+        )
     if len(arrival) == 0:
         raise InputError("the load has no requests; state a log with at least one, or a rate and a number")
     for name, lengths in (("input", inputs), ("output", outputs)):
@@ -112,10 +122,15 @@ def requests_of(
     sorted_note = f"{late} requests of the load came before the one above them; they were sorted by time"
     ids = [blocks[i] for i in order] if blocks is not None else []
     for place, row in zip(order, ids, strict=False):
-        if len(row) * block_tokens < inputs[place]:
+        if len(row) != -(-inputs[place] // block_tokens):
             raise InputError(
                 f"request {place + 1} of the log has {len(row)} blocks of {block_tokens} tokens for "
                 f"{inputs[place]} input tokens; state the log's own `block_tokens`"
+            )
+        if len(set(row)) < len(row):
+            raise InputError(
+                f"request {place + 1} of the log has a block id twice; an id stands for its tokens and all "
+                "before them, so that none comes twice in a prompt"
             )
     counts = np.array([len(row) for row in ids] or np.zeros(len(arrival)), dtype=np.int64)
     return Requests(
@@ -127,6 +142,21 @@ def requests_of(
         block_tokens=block_tokens if blocks is not None else 0,
         notes=((sorted_note,) if late else ()) + _gap_notes(arrival[order]),
     )
+
+
+def _whole_numbers(name: str, numbers: Any) -> IntArray:
+    """A list of whole numbers as an array; raises InputError for anything else."""
+    found = np.asarray(numbers)
+    if found.ndim == 1 and found.size == 0:
+        return np.zeros(0, dtype=np.int64)
+    if found.ndim == 1 and found.dtype.kind in "iuf":
+        inside = (found >= -MOST) & (found <= MOST)  # false for NaN
+        whole = inside & (found == np.rint(found))
+        if whole.all():
+            return found.astype(np.int64)
+        at = int(np.flatnonzero(~whole)[0])
+        raise InputError(f"{name} of request {at + 1} is {found[at]}; it is a whole number below 2^62")
+    raise InputError(f"{name} is {str(numbers)[:60]}; it is a list of whole numbers")
 
 
 def _gap_notes(arrival: IntArray) -> tuple[str, ...]:
@@ -159,8 +189,10 @@ def read_log(path: Path, block_tokens: int = MOONCAKE_BLOCK_TOKENS) -> Requests:
     """
     check_readable(path)
     try:
-        raw = path.read_bytes()
-        text = _unpacked(raw).decode("utf-8-sig")
+        raw = _unpacked(path)
+        if len(raw) > MOST_BYTES:
+            raise InputError(f"{path}: more than {MOST_BYTES:,} bytes of text; cut the log into several")
+        text = raw.decode("utf-8-sig")
     except (OSError, EOFError, UnicodeDecodeError, lzma.LZMAError, zlib.error) as problem:
         raise InputError(f"{path}: cannot be read as a log of requests: {problem}") from None
     read = partial(_mooncake, block_tokens=block_tokens) if text.lstrip().startswith("{") else _table
@@ -170,10 +202,22 @@ def read_log(path: Path, block_tokens: int = MOONCAKE_BLOCK_TOKENS) -> Requests:
         raise InputError(f"{path}: cannot be read as a log of requests: {problem}") from None
 
 
-def _unpacked(raw: bytes) -> bytes:
-    if raw.startswith(b"\x1f\x8b"):
-        return gzip.decompress(raw)
-    return lzma.decompress(raw) if raw.startswith(b"\xfd7zXZ") else raw
+MOST_BYTES = 1 << 30
+"""Most bytes of a log, unpacked: twice those of ten million requests."""
+
+
+def _unpacked(path: Path) -> bytes:
+    """The first bytes of a log, one more than `MOST_BYTES` at most."""
+    with path.open("rb") as file:
+        magic = file.read(6)
+        file.seek(0)
+        unpack = (
+            gzip.open if magic.startswith(b"\x1f\x8b") else lzma.open if magic == b"\xfd7zXZ\x00" else None
+        )
+        if unpack is None:
+            return file.read(MOST_BYTES + 1)
+        with unpack(file) as packed:
+            return bytes(packed.read(MOST_BYTES + 1))
 
 
 def _mooncake(path: Path, text: str, block_tokens: int) -> Requests:
@@ -224,16 +268,23 @@ def _whole(number: Any, scale: int = 1) -> int:
 
 def _table(path: Path, text: str) -> Requests:
     reader = csv.DictReader(io.StringIO(text))
-    names = [str(name).strip() for name in reader.fieldnames or ()]
+    reader.fieldnames = names = [str(name).strip() for name in reader.fieldnames or ()]
     columns = next((each for each in (_AZURE, _PLAIN) if set(each) <= set(names)), None)
     if columns is None:
         raise InputError(
             f"{path}: its columns are {', '.join(names) or 'none'}; a log has {', '.join(_PLAIN)}, or "
             f"Azure's {', '.join(_AZURE)}, or is Mooncake's JSON lines"
         )
+    if twice := sorted({name for name in columns if names.count(name) > 1}):
+        raise InputError(f"{path}: it has the column {twice[0]} more than once; leave one of them")
     rows = list(_rows(path, reader, columns))
+    if not rows:
+        raise InputError(f"{path}: it has a head and no requests; a log has at least one")
+    unread = [name for name in names if name not in columns]
     times, inputs, outputs = ([row[at] for row in rows] for at in range(3))
-    return requests_of(times, inputs, outputs)
+    requests = requests_of(times, inputs, outputs)
+    note = f"columns of the log that are not read: {', '.join(unread)}"
+    return replace(requests, notes=(*requests.notes, note)) if unread else requests
 
 
 def _rows(
@@ -242,6 +293,8 @@ def _rows(
     moment = _instant_ns if columns is _AZURE else lambda word: _whole(float(word), NS_PER_S)
     for row in reader:
         words = [(row[name] or "").strip() for name in columns]
+        if None in row:
+            raise InputError(f"{path}, line {reader.line_num}: it has more fields than the head names")
         try:
             time, inputs, outputs = moment(words[0]), _whole(int(words[1])), _whole(int(words[2]))
         except (ValueError, OverflowError):

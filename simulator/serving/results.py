@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from pydantic import Field
 
@@ -146,6 +148,82 @@ class Moment(Section):
     time_s: float
     running: int
     waiting: int
+    fullest_rank: int
+    """Running sequences on the fullest rank of the pool that decodes."""
+    fullest_over_mean: float | None
+    """The same over the mean of its ranks; null where none runs."""
+
+
+class ExpertBalance(Section):
+    """Experts of the pool that decodes, in a period of `serving.expert_drift` (or the whole run)."""
+
+    from_s: float
+    expert_load_cv: float
+    fullest_over_mean: float
+    """Rows of the fullest rank of `ep` over the mean, in the load's typical decode step (eq. Q10)."""
+    decode_step_s: float
+    """That step, with the load of this period."""
+
+
+class Imbalance(Section):
+    """How uneven replicas and experts are, and what it costs."""
+
+    ranks: int
+    """Ranks of the pool that decodes, of all replicas."""
+    fullest_over_mean: float | None
+    """Sequences of the fullest rank over the mean rank: mean over the window's moments."""
+    fullest_over_mean_p90: float | None
+    fullest_rank_step_s: float | None
+    """Decode step of a rank with that many more sequences than the typical one."""
+    experts: tuple[ExpertBalance, ...]
+    """Without experts on several GPUs empty."""
+
+
+class FigureInterval(Section):
+    """Ends of a figure where all steps of the load are at the fast, or the slow end of their 80 %."""
+
+    low: float
+    high: float
+
+
+class Intervals(Section):
+    """80 % intervals of a served load: it is served twice more, with all steps at an end of their own."""
+
+    figures: dict[str, FigureInterval]
+    """By the key of the figure in the result, such as `ttft_s.p90`."""
+    slow_drains: bool
+    """Whether the replicas keep up with the load at the slow end; if not, that end depends on its length."""
+
+
+WITH_INTERVALS = (
+    *(f"{time}.{part}" for time in ("ttft_s", "tpot_request_s", "end_to_end_s", "queue_s", "transfer_s")
+      for part in Latency.model_fields),
+    "tpot_token_s", "requests_per_s", "input_tokens_per_s_per_gpu", "output_tokens_per_s_per_gpu",
+    "cached_share", "goodput.requests_per_s", "goodput.share",
+    *(f"cost.{key}" for key in (
+        "usd_per_million_input_tokens", "usd_per_million_output_tokens", "usd_per_million_tokens",
+        "joules_per_input_token", "joules_per_output_token", "joules_per_token",
+    )),
+)  # fmt: skip
+"""Keys of the figures that have intervals."""
+
+
+def figure(result: ServingResult, key: str) -> float | None:
+    """A figure of a result by its key, such as `ttft_s.p90`; None where the result has none."""
+    found: object = result
+    for part in key.split("."):
+        found = getattr(found, part, None)
+    return float(found) if isinstance(found, int | float) else None
+
+
+def intervals_of(fast: ServingResult, slow: ServingResult) -> Intervals:
+    """The intervals between the results at both ends of the step times."""
+    figures = {}
+    for key in WITH_INTERVALS:
+        ends = figure(fast, key), figure(slow, key)
+        if ends[0] is not None and ends[1] is not None:
+            figures[key] = FigureInterval(low=min(ends[0], ends[1]), high=max(ends[0], ends[1]))
+    return Intervals(figures=figures, slow_drains=slow.drains)
 
 
 class ServingCost(Section):
@@ -197,7 +275,7 @@ class ServingResult(TableResult, Documented):
     """Rates, goodput a second and cost are of it; times and shares are of all requests."""
     requests_per_s: float
     offered_per_s: float | None
-    """Mean arrivals a second; null in a closed loop and for one moment."""
+    """Mean arrivals a second; null in a closed loop, and for one moment without a stated rate."""
     input_tokens_per_s_per_gpu: float
     output_tokens_per_s_per_gpu: float
     cached_tokens: int
@@ -217,6 +295,10 @@ class ServingResult(TableResult, Documented):
     """Requests a second that they keep up with, where they do not keep up with the load."""
     timeline: tuple[Moment, ...] = ()
     """Running and waiting sequences over time."""
+    imbalance: Imbalance | None = Field(None, exclude_if=lambda value: value is None)
+    """Of replicas and experts; left out where one rank decodes, without experts on several GPUs."""
+    intervals: Intervals | None = Field(None, exclude_if=lambda value: value is None)
+    """Left out where they were not asked for."""
     decode_step: StepBasis | None = Field(None, exclude_if=lambda value: value is None)
     """The typical decode step and what prices it; left out without a second token, and where step times are
     not the step model's."""
@@ -241,22 +323,31 @@ class ServingResult(TableResult, Documented):
         row["usd_per_million_output_tokens"] = self.cost.usd_per_million_output_tokens
         return [row]
 
+    def _ends(self, key: str, text: Callable[[float], str]) -> str:
+        """The interval of a figure in words, after the figure; empty without one."""
+        known = self.intervals.figures.get(key) if self.intervals else None
+        of = f" of {key.partition('.')[2]}" if "." in key else ""
+        return "" if known is None else f" (80 %{of}: {text(known.low)} to {text(known.high)})"
+
     def __str__(self) -> str:
         """The main figures with their units, in about fifteen lines."""
         figures = {
             "deployment": self.deployment,
             "load": _load_text(self),
-            "TTFT": str(self.ttft_s),
+            "TTFT": str(self.ttft_s) + self._ends("ttft_s.p50", _time),
             "TPOT": "no request has a second token" if self.tpot_request_s is None else
-            f"{self.tpot_request_s} (by request); {_time(self.tpot_token_s or 0.0)} mean over all tokens",
-            "end to end": str(self.end_to_end_s),
+            f"{self.tpot_request_s}{self._ends('tpot_request_s.p50', _time)} (by request); "
+            f"{_time(self.tpot_token_s or 0.0)} mean over all tokens",
+            "end to end": str(self.end_to_end_s) + self._ends("end_to_end_s.p50", _time),
             "queue": str(self.queue_s),
             "transfer": "" if self.transfer_s is None else str(self.transfer_s),
             "per GPU": f"{_number(self.input_tokens_per_s_per_gpu)} input and "
-            f"{_number(self.output_tokens_per_s_per_gpu)} output tokens/s",
+            f"{_number(self.output_tokens_per_s_per_gpu)} output tokens/s"
+            + self._ends("output_tokens_per_s_per_gpu", _number),
             "cache": f"{percent(self.cached_share)} of input tokens were there, "
             f"{count(self.preemptions, 'preemption')}",
             "busy": ", ".join(f"{pool.role} {percent(pool.utilisation)}" for pool in self.pools),
+            "imbalance": "" if self.imbalance is None else _imbalance_text(self.imbalance),
             "goodput": "" if self.goodput is None else goodput_text(self.goodput),
             "cost": _cost_text(self.cost),
             **({} if self.decode_step is None else self.decode_step.lines(_time)),
@@ -269,7 +360,7 @@ class ServingResult(TableResult, Documented):
 def _load_text(result: ServingResult) -> str:
     offered = "" if result.offered_per_s is None else f", {_number(result.offered_per_s)}/s offered"
     text = (
-        f"{result.requests:,} requests in {_time(result.duration_s)}: "
+        f"{count(result.requests, 'request')} in {_time(result.duration_s)}: "
         f"{_number(result.requests_per_s)}/s served{offered}"
     )
     window = result.window
@@ -279,6 +370,23 @@ def _load_text(result: ServingResult) -> str:
         else " (rates and cost: the whole run, as none of it is steady; raise serving.load.requests)"
     )
     return text if result.drains else f"{text}; it never drains, {stable_text(result)}"
+
+
+def _imbalance_text(one: Imbalance) -> str:
+    parts = []
+    if one.fullest_over_mean is not None:
+        parts.append(
+            f"the fullest of {one.ranks} ranks has {one.fullest_over_mean:.2f} x the mean's sequences"
+        )
+    if one.experts:
+        ratios = [period.fullest_over_mean for period in one.experts]
+        steps = [period.decode_step_s for period in one.experts]
+        text = f"the fullest experts' rank {max(ratios):.2f} x the mean's rows"
+        if len(ratios) > 1:
+            text += f" at most, {min(ratios):.2f} at least"
+            text += f" (decode step {_time(min(steps))} to {_time(max(steps))})"
+        parts.append(text)
+    return "; ".join(parts)
 
 
 def stable_text(result: ServingResult) -> str:

@@ -95,7 +95,8 @@ class Policy:
     places of sequences that end, count one step later. `prompts_only`: a pool that hands sequences over after
     the first token; their blocks stay until `let_go`. `wait_steps`: decode steps between looks at new
     requests (SGLang's scheduler-recv-interval); with `wait_for_ranks` the most that they wait for every rank
-    to have one (TensorRT-LLM's attention_dp_config with enable_balance and timeout_iters).
+    to have one (TensorRT-LLM's attention_dp_config with enable_balance and timeout_iters). `sends_chunks`: a
+    pool for prompts sends each chunk when it is computed (SGLang), else whole prompts.
     """
 
     max_num_seqs: int
@@ -112,6 +113,7 @@ class Policy:
     prompts_only: bool = False
     wait_steps: int = 0
     wait_for_ranks: bool = False
+    sends_chunks: bool = False
 
 
 class StepBatch(NamedTuple):
@@ -215,6 +217,12 @@ class Scheduler:
     def chunks(self) -> list[tuple[int, int]]:
         """Requests and tokens of the prompts that the planned step works on."""
         return [(prefill.request, count) for prefill, count in self._chunks]
+
+    @property
+    def parts(self) -> list[tuple[int, int]]:
+        """Requests whose prompts go on after the planned step, and tokens that are computed by then."""
+        reached = [(prefill, prefill.done + count) for prefill, count in self._chunks]
+        return [(prefill.request, done) for prefill, done in reached if done < prefill.tokens]
 
     @property
     def queued(self) -> int:

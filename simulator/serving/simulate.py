@@ -2,46 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import ceil
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from moesim.hwmodels.arrays import BoolArray, FloatArray
-from moesim.hwmodels.errors import InputError
-from moesim.simulator.common.processes import default_workers
+from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.hwmodels.summary_text import count, table_lines
+from moesim.simulator.common.tables import cell
+from moesim.simulator.engine.registry import request_loop
 from moesim.simulator.run.bill import rates
 from moesim.simulator.scenario import AnyScenario, Scenario, load_scenario
 from moesim.simulator.scenario.inputs import inputs_of
 from moesim.simulator.scenario.serving import Serving, ServingLimits
+from moesim.simulator.serving.compiled import serve_compiled, why_not
 from moesim.simulator.serving.deployment import Deployment, deployments, notes_of
 from moesim.simulator.serving.exchange import Fabric, cache_transfer
 from moesim.simulator.serving.operators import cache_bytes_per_token
 from moesim.simulator.serving.replicas import (
+    Count,
     PaceModel,
     PromptChunk,
     ReplicaPool,
     Served,
-    StepPace,
+    check_all_served,
     serve_requests,
 )
 from moesim.simulator.serving.requests import NS_PER_S, Requests, load_requests
 from moesim.simulator.serving.results import (
+    ExpertBalance,
     Goodput,
+    Imbalance,
+    Intervals,
     Moment,
     PoolUse,
     ServingCost,
     ServingResult,
     Window,
     ended_within,
+    intervals_of,
     latency,
     window_of,
 )
 from moesim.simulator.serving.scheduler import StepBatch
 from moesim.simulator.serving.step import StepModel
-from moesim.simulator.serving.typical import step_basis
+from moesim.simulator.serving.typical import Drifting, Stretched, step_basis, typical_step
+from moesim.simulator.studies.space import Space
+from moesim.simulator.studies.store import PointOutcome
+from moesim.simulator.studies.sweep import MOST_PRINTED, Progress, Sweep, SweepPoint, sweep
 from moesim.version import __version__
 
 Times = Callable[[Deployment], PaceModel]
@@ -50,8 +64,6 @@ Times = Callable[[Deployment], PaceModel]
 MOMENTS = 200
 """Most moments of a result's time line."""
 FIRST_INTERVAL_NS = 1_000_000
-MANY = 100_000
-"""Requests from which replicas that have nothing in common run in several processes."""
 MOST_PLACES = 10_000
 """Most sequences that run at once where the highest stable rate is looked for."""
 
@@ -73,22 +85,37 @@ class Service:
         return load.concurrency if load.arrivals == "concurrency" else None
 
     def run(
-        self, requests: Requests | None = None, watch: Callable[[PromptChunk], None] | None = None
+        self,
+        requests: Requests | None = None,
+        watch: Callable[[PromptChunk], None] | None = None,
+        every_ns: int | None = None,
     ) -> Served:
-        """Serve the load, or another one; `watch` is told every chunk of a prompt."""
+        """Serve the load, or another one; `watch` is told every chunk of a prompt.
+
+        Sequences are counted at all multiples of `every_ns`; absent: at some 200 to 400 moments.
+        """
         load = self.requests if requests is None else requests
-        span = int(load.arrival_ns[-1])
+        route, pool = self.serving.router, self.pools[0]
+        most = 2 * MOMENTS if every_ns is None else 1 << 30
+        every = every_ns or max(int(load.arrival_ns[-1]) // MOMENTS, FIRST_INTERVAL_NS)
+        concurrency = self.concurrency if requests is None else None
+        front = self._front_ns if self.serving.load.tokeniser_s_per_token else None
+        if len(self.pools) == 1 and front is None and watch is None and not why_not(load, pool, route):
+            code = request_loop(len(load))
+            if code is not None:
+                served, left = serve_compiled(code, load, pool, route, every, most, concurrency)
+                check_all_served(left, len(load))
+                return served
         return serve_requests(
             load,
-            self.pools[0],
+            pool,
             prefill=self.pools[1] if len(self.pools) > 1 else None,
             transfer_ns=self._transfer_ns,
-            route=self.serving.router,
-            sample_ns=max(span // MOMENTS, FIRST_INTERVAL_NS),
-            most_samples=2 * MOMENTS,
-            concurrency=self.concurrency if requests is None else None,
-            front_ns=self._front_ns if self.serving.load.tokeniser_s_per_token else None,
-            workers=default_workers() if len(load) >= MANY else 1,
+            route=route,
+            sample_ns=every,
+            most_samples=most,
+            concurrency=concurrency,
+            front_ns=front,
             watch=watch,
         )
 
@@ -144,14 +171,15 @@ def prepare(scenario: Scenario, requests: Requests | None = None, times: Times =
     serving = found[0].serving
     if requests is None:
         requests = load_requests(serving.load, scenario.seed, scenario.path)
-    longest = int((requests.input_tokens + requests.output_tokens).max())
+    lengths = requests.input_tokens + requests.output_tokens
+    longest = int(lengths.argmax())
     for one in found:
-        one.check_context(longest)
+        one.check_context(int(lengths[longest]), f"request {longest + 1:,}, in order of arrival,")
     pools = tuple(
         ReplicaPool(
             one.pool.replicas,
             one.policy,
-            times(one),
+            Drifting(one, times) if one.serving.expert_drift else times(one),
             one.pool.dp,
         )
         for one in found
@@ -164,43 +192,36 @@ def serve(
     *overrides: str,
     requests: Requests | None = None,
     times: Times = StepModel,
+    with_intervals: bool = False,
 ) -> ServingResult:
     """Serve a load on the replicas of a scenario's `serving` section, request by request.
 
     `scenario` and overrides: as for `moesim.load`. `requests`: instead of the scenario's load. `times`: step
-    times of a pool instead of the step model's. Raises InputError for what cannot be served as stated,
-    InfeasibleError where weights or requests do not fit.
-    """
-    service = prepare(load_scenario(scenario, overrides), requests, times)
-    return result_of(service, service.run())
-
-
-class Stretched:
-    """Step times at an end of the step model's 80 % interval, all steps of a run alike."""
-
-    def __init__(self, deployment: Deployment, high: bool) -> None:
-        """`high`: the slow end."""
-        self._model, self._high = StepModel(deployment), high
-        self._ratios: dict[tuple[bool, int], float] = {}
-
-    def pace(self, now_ns: int, ranks: Sequence[StepBatch]) -> StepPace:
-        """The model's pace, times the ratio of a batch of about that size."""
-        pace, most = self._model.pace(now_ns, ranks), max(rank.decodes for rank in ranks)
-        key = any(rank.prefill_tokens for rank in ranks), most.bit_length()
-        if (ratio := self._ratios.get(key)) is None:
-            cost = self._model.cost(ranks)
-            ratio = self._ratios[key] = (cost.high if self._high else cost.low) / cost.seconds
-        return StepPace(pace.first_ns * ratio, pace.growth_ns * ratio, pace.steps)
-
-
-def serve_ends(scenario: AnyScenario, *overrides: str) -> tuple[ServingResult, ServingResult]:
-    """Serve a load with all steps at the fast, and at the slow end of their 80 % interval.
-
-    Raises as `serve` does.
+    times of a pool instead of the step model's. `with_intervals`: serve it twice more for them. Raises
+    InputError for what cannot be served as stated, InfeasibleError where weights or requests do not fit.
     """
     loaded = load_scenario(scenario, overrides)
-    fast, slow = (serve(loaded, times=partial(Stretched, high=high)) for high in (False, True))
-    return fast, slow
+    service = prepare(loaded, requests, times)
+    result = result_of(service, service.run())
+    if not with_intervals:
+        return result
+    return result.model_copy(update={"intervals": intervals(loaded, requests, times)})
+
+
+def intervals(scenario: Scenario, requests: Requests | None = None, times: Times = StepModel) -> Intervals:
+    """Serve a load twice more, with all steps at the fast and at the slow end of their 80 % interval.
+
+    Raises as `serve` does. Step times that are not the step model's have no interval: InputError.
+    """
+    if times is not StepModel:
+        raise InputError(
+            "step times that are not the step model's have no interval; serve with intervals=False"
+        )
+    ends = (
+        serve(scenario, requests=requests, times=partial(Stretched, high=high), with_intervals=False)
+        for high in (False, True)
+    )
+    return intervals_of(*ends)
 
 
 # -- the result --------------------------------------------------------------------------------------
@@ -225,7 +246,7 @@ def result_of(service: Service, served: Served) -> ServingResult:
     drains = stable is None or offered is None or offered <= stable
     window = window_of(served)
     cost, notes = _cost(service, window)
-    times = service.pools[0].times
+    step = _typical(service, served) if tpot.size else None
     return ServingResult(
         scenario=scenario.name,
         inputs=inputs_of(scenario),
@@ -255,8 +276,9 @@ def result_of(service: Service, served: Served) -> ServingResult:
         cost=cost,
         drains=drains,
         highest_stable_per_s=None if drains else stable,
-        timeline=_moments(served),
-        decode_step=step_basis(times, served) if isinstance(times, StepModel) and tpot.size else None,
+        timeline=_moments(service, served),
+        imbalance=_imbalance(service, served, window, step),
+        decode_step=None if step is None else step_basis(*step),
         warnings=tuple(dict.fromkeys([*requests.notes, *notes, *_taken(service)])),
         seed=scenario.seed,
         version=__version__,
@@ -278,8 +300,10 @@ def _words(one: Deployment) -> str:
 def _offered_per_s(service: Service, served: Served) -> float | None:
     """Mean arrivals a second of an open loop."""
     span = int(served.arrival_ns[-1])
-    if service.concurrency is not None or not span:
+    if service.concurrency is not None:
         return None
+    if not span:
+        return service.serving.load.rate_per_s  # so high that all come at one moment
     return (len(served.arrival_ns) - 1) * NS_PER_S / span
 
 
@@ -337,11 +361,71 @@ def _goodput(
     )
 
 
-def _moments(served: Served) -> tuple[Moment, ...]:
+def _moments(service: Service, served: Served) -> tuple[Moment, ...]:
     every = -(-len(served.counts) // MOMENTS) or 1
     return tuple(
-        Moment(time_s=time / NS_PER_S, running=running, waiting=waiting)
-        for time, running, waiting in served.counts[::every]
+        Moment(
+            time_s=count.time_ns / NS_PER_S, running=count.running, waiting=count.waiting,
+            fullest_rank=count.fullest, fullest_over_mean=_uneven(service, count),
+        )
+        for count in served.counts[::every]
+    )  # fmt: skip
+
+
+def _uneven(service: Service, count: Count) -> float | None:
+    """Sequences of the fullest rank over the mean rank of the pool that decodes."""
+    ranks = service.pools[0].replicas * service.pools[0].ranks
+    return count.fullest * ranks / count.decoding if count.decoding else None
+
+
+def _typical(service: Service, served: Served) -> tuple[StepModel, Served] | None:
+    """The step model of the typical decode step: with drift, that of its longest period."""
+    times = service.pools[0].times
+    if isinstance(times, Drifting):
+        ends = [*times.begins_ns[1:], int(served.last_token_ns.max())]
+        spans = [min(end, ends[-1]) - begin for begin, end in zip(times.begins_ns, ends, strict=True)]
+        times = times.models[spans.index(max(spans))]
+    return (times, served) if isinstance(times, StepModel) else None
+
+
+def _imbalance(
+    service: Service, served: Served, window: Window, step: tuple[StepModel, Served] | None
+) -> Imbalance | None:
+    pool, one = service.pools[0], service.deployments[0]
+    ranks, times = pool.replicas * pool.ranks, pool.times
+    inside = [c for c in served.counts if window.start_s <= c.time_ns / NS_PER_S <= window.end_s]
+    uneven = [ratio for ratio in (_uneven(service, count) for count in inside) if ratio is not None]
+    mean = float(np.mean(uneven)) if uneven and ranks > 1 else None
+    fuller, experts = None, []
+    if step is not None:
+        typical = typical_step(*step)
+        batch = typical.batch
+        if mean is not None:
+            more = min(round(batch.decodes * mean), one.pool.max_num_seqs)
+            full = StepBatch(more, batch.context // batch.decodes * more, 0, 0, 0)
+            fuller = step[0].cost([full, *[batch] * (one.pool.dp - 1)]).seconds
+        if one.pool.ep > 1:
+            periods = times.periods if isinstance(times, Drifting) else [(0, step[0])]
+            experts = [_balance(at, model, batch) for at, model in periods if isinstance(model, StepModel)]
+    if mean is None and not experts:
+        return None
+    return Imbalance(
+        ranks=ranks,
+        fullest_over_mean=mean,
+        fullest_over_mean_p90=float(np.percentile(uneven, 90)) if mean is not None else None,
+        fullest_rank_step_s=fuller,
+        experts=tuple(experts),
+    )
+
+
+def _balance(begin_ns: int, model: StepModel, batch: StepBatch) -> ExpertBalance:
+    one = model.deployment
+    rows = batch.decodes * (1 + one.pool.draft_tokens) * one.pool.dp
+    return ExpertBalance(
+        from_s=begin_ns / NS_PER_S,
+        expert_load_cv=one.expert_load_cv,
+        fullest_over_mean=one.fullest(rows)[0],
+        decode_step_s=model.cost([batch] * one.pool.dp).seconds,
     )
 
 
@@ -381,3 +465,79 @@ def _cost(service: Service, window: Window) -> tuple[ServingCost, list[str]]:
         joules_per_token=each(watts, everything, inputs + outputs),
     )
     return cost, notes
+
+
+# -- sweeps ----------------------------------------------------------------------------------------------
+# The points, workers and stores of `studies.sweep`, with `serve` at every point.
+
+HEADS = {
+    "gpus": "GPUs",
+    "requests_per_s": "requests/s",
+    "ttft_s_p50": "TTFT P50 (s)",
+    "ttft_s_p90": "TTFT P90 (s)",
+    "tpot_request_s_p50": "TPOT P50 (s)",
+    "tpot_request_s_p90": "TPOT P90 (s)",
+    "output_tokens_per_s_per_gpu": "out tok/s/GPU",
+    "goodput_per_s": "goodput/s",
+    "usd_per_million_output_tokens": "$/M output",
+}
+"""Figures that a printed sweep shows, with their heads."""
+
+
+class ServingSweep(Sweep):
+    """A finished sweep of served loads, in the order of its design."""
+
+    def __str__(self) -> str:
+        """The number of points by status, their main figures, and reasons of refusals."""
+        by_status = Counter(point.status for point in self.points)
+        counted = ", ".join(f"{number:,} {status}" for status, number in by_status.items())
+        lines = [f"sweep of {self.scenario}: {count(len(self.points), 'point')} ({counted})"]
+        lines += self.inputs.lines(plan=False)
+        keys = list(dict.fromkeys(key for point in self.points for key in point.values))
+        rows = [[*keys, "status", *HEADS.values()], *(self.cells(point, keys) for point in self.points)]
+        lines += table_lines(rows, MOST_PRINTED)
+        lines += [f"  {number:,} {status}: {why}" for (status, why), number in self.reasons()[:MOST_PRINTED]]
+        return "\n".join(lines)
+
+    @staticmethod
+    def cells(point: SweepPoint, keys: list[str]) -> list[str]:
+        """A point as a row of the table."""
+        figures = [cell(point.figures.get(name)) for name in HEADS]
+        return [*(str(point.values.get(key, "")) for key in keys), point.status, *figures]
+
+
+def served(scenario: Scenario) -> PointOutcome:
+    """Serve the load of one point; what cannot be served becomes an outcome with the reason."""
+    try:
+        result = serve(scenario)
+    except InfeasibleError as error:
+        return PointOutcome("infeasible", str(error), {}, "")
+    except InputError as error:
+        return PointOutcome("illegal", str(error), {}, "")
+    except Exception as error:
+        return PointOutcome("failed", f"{type(error).__name__}: {error}", {}, "")
+    row = result.rows()[0]
+    figures = {name: value for name, value in row.items() if value is None or isinstance(value, int | float)}
+    if not result.drains:
+        return PointOutcome("infeasible", "the load never drains", figures, result.model_dump_json())
+    return PointOutcome("ok", "", figures, result.model_dump_json())
+
+
+def serve_sweep(
+    scenario: AnyScenario,
+    space: Space,
+    *overrides: str,
+    design: str = "grid",
+    count: int | None = None,
+    seed: int = 0,
+    workers: int | None = None,
+    store: str | Path | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> ServingSweep:
+    """Serve the load of `scenario` at every point of a space; arguments as those of `moesim.sweep`.
+
+    Raises InputError for a malformed space or store, and for a key that no scenario has.
+    """
+    options: dict[str, Any] = {"design": design, "count": count, "seed": seed, "workers": workers}
+    found = sweep(scenario, space, *overrides, **options, store=store, measure=served, progress=progress)
+    return ServingSweep.model_construct(**dict(found))

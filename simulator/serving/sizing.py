@@ -23,28 +23,31 @@ from moesim.simulator.scenario.inputs import inputs_of
 from moesim.simulator.serving.candidates import (
     BUDGETS,
     FORMATS,
+    MODES,
     SEQUENCES,
     Option,
     PricedKinds,
     PricingJob,
+    front,
     frontier,
     kinds,
     options_of,
+    pool_text,
     price,
     space_of,
 )
 from moesim.simulator.serving.closed_form import Candidate, DecodingPool, PromptPool, fewest, moments
 from moesim.simulator.serving.deployment import Deployment
 from moesim.simulator.serving.requests import load_requests
-from moesim.simulator.serving.settling import ServedFamily, Tried, family_of, settle
 from moesim.simulator.serving.sized import (
-    MODES,
     FigureRange,
+    ServedFamily,
     ServingPlan,
     SizedRow,
-    front,
+    Tried,
+    family_of,
     limits_text,
-    pool_text,
+    settle,
 )
 
 OBJECTIVES = ("cost", "gpus")

@@ -16,8 +16,7 @@ from math import ceil, hypot
 from typing import NamedTuple
 
 from moesim.simulator.cost.evidence import Evidence, combined
-from moesim.simulator.serving.deployment import Deployment
-from moesim.simulator.serving.engines import EngineFigure
+from moesim.simulator.serving.deployment import Deployment, EngineFigure
 from moesim.simulator.serving.replicas import StepPace
 from moesim.simulator.serving.scheduler import StepBatch
 from moesim.simulator.serving.terms import Piece, Plane, StepTerms, TableRow, Total, total
@@ -73,6 +72,27 @@ class _Rows(NamedTuple):
     prefill: bool
 
 
+class QuickTables(NamedTuple):
+    """Tables of a replica with one rank, without drafts and micro-batches; they fill, and never shrink.
+
+    `whole`: layers, experts and exchange over rows, by whether the step has prompts. `core_launches`: kernels
+    of attention by whether there are decodes and prompts. `graph_prefill`: most rows with prompts in a graph.
+    `buckets`: decodes of captured graphs. Seconds: of a launch, of a host that works ahead, and what every
+    step waits for it.
+    """
+
+    whole: dict[bool, TableRow]
+    logits: TableRow
+    decodes: Plane
+    prompts: Plane
+    core_launches: dict[tuple[bool, bool], int]
+    graph_prefill: int
+    buckets: tuple[int, ...]
+    launch_s: float
+    host_s: float
+    exposed_s: float
+
+
 class StepModel:
     """Prices steps of one replica; equal batches are priced once."""
 
@@ -100,6 +120,8 @@ class StepModel:
         self._decodes = Plane(lambda n, keys: total(terms.decodes(n, n * keys)))
         self._prefills = Plane(lambda n, keys: total(terms.prefills(n, n * keys)))
         self._drafts = Plane(lambda n, keys: total(terms.drafts(n, n * keys)))
+        pool = deployment.pool
+        self._is_quick = pool.dp * pool.pp == 1 and not (pool.two_batch_overlap or pool.draft_tokens)
 
     def _of_one(self, prefill: bool, rows: float, captured: bool = False) -> Total:
         """Layers, experts and exchange of a replica with one rank of attention."""
@@ -240,8 +262,7 @@ class StepModel:
     def pace(self, now_ns: int, ranks: Sequence[StepBatch]) -> StepPace:
         """The pace of these batches from tables of `cost` (protocol `replicas.StepTimes`)."""
         prefill = any(b.prefill_tokens for b in ranks)
-        pool = self.deployment.pool
-        if len(ranks) == 1 and not (pool.two_batch_overlap or pool.draft_tokens) and pool.pp == 1:
+        if self._is_quick:
             return self._quick(ranks[0], prefill)
         seconds = self._tabulated(ranks)
         if prefill:
@@ -252,6 +273,19 @@ class StepModel:
             [b._replace(context=b.context + round(ahead * gained * b.decodes)) for b in ranks]
         )
         return StepPace(seconds * 1e9, (later - seconds) / ahead * 1e9, ahead)
+
+    def quick_tables(self) -> QuickTables | None:
+        """The tables from which compiled code reads `pace` too; None where `pace` reads others."""
+        if not self._is_quick or self.terms.forms:
+            return None
+        d, stated = self.deployment, self.deployment.pool.graph_prefill_tokens
+        graphs = d.pool.cuda_graphs
+        return QuickTables(
+            self._whole, self._logits, self._decodes, self._prefills, self._core_launches,
+            graph_prefill=(d.engine.graph_prefill if stated is None else stated) if graphs else -1,
+            buckets=tuple(d.engine.graph_buckets) if graphs else (), launch_s=d.engine.launch_s.value,
+            host_s=d.engine.host_s.value * d.host_overlapped, exposed_s=self._exposed.value,
+        )  # fmt: skip
 
     def _quick(self, batch: StepBatch, prefill: bool) -> StepPace:
         """The pace of one rank without drafts and micro-batches."""

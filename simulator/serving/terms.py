@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, lru_cache
-from math import log
 from typing import NamedTuple
 
 from moesim.hwmodels.calibration import MeasuredCurve, list_profiles, load_profile
@@ -314,18 +314,14 @@ EXACT = 16
 """Numbers up to this are tabulated one by one."""
 STEPS = 5
 """Grid points for a doubling above that: neighbours differ by 15 %."""
-_POINTS = [*map(float, range(EXACT + 1)), *(EXACT * 2.0 ** (k / STEPS) for k in range(1, 40 * STEPS))]
-_PER_LOG = STEPS / log(2.0)
-_LOG_EXACT = log(EXACT)
+GRID = [*map(float, range(EXACT + 1)), *(EXACT * 2.0 ** (k / STEPS) for k in range(1, 40 * STEPS))]
+"""Numbers at which a term is priced."""
 MOST_READ = 200_000
 
 
 def _below(x: float) -> int:
     """Index of the grid point at or below a number of at least 0."""
-    if x < EXACT:
-        return int(x)
-    at = EXACT + int((log(x) - _LOG_EXACT) * _PER_LOG)
-    return at if _POINTS[at] <= x else at - 1
+    return bisect_right(GRID, x) - 1
 
 
 def _between(low: Total, high: Total, share: float) -> Total:
@@ -342,9 +338,9 @@ class TableRow:
     ) -> None:
         """`price`: the term itself; `captured`: the same in a graph, where it differs."""
         self._price, self._captured = price, captured or price
-        self._points: dict[int, Total] = {}
+        self.points: dict[int, Total] = {}
         self._read: dict[float, Total] = {}
-        self._exact: dict[float, Total] = {}
+        self.exact_points: dict[float, Total] = {}
 
     def at(self, x: float) -> Total:
         """The term at a number of at least 0."""
@@ -353,23 +349,23 @@ class TableRow:
             if len(self._read) >= MOST_READ:
                 self._read.clear()
             at = _below(x)
-            found, low = self._point(at), _POINTS[at]
+            found, low = self._point(at), GRID[at]
             if x > low:
-                found = _between(found, self._point(at + 1), (x - low) / (_POINTS[at + 1] - low))
+                found = _between(found, self._point(at + 1), (x - low) / (GRID[at + 1] - low))
             self._read[x] = found
         return found
 
     def exact(self, x: float) -> Total:
         """The term in a graph of so many rows, priced once."""
-        found = self._exact.get(x)
+        found = self.exact_points.get(x)
         if found is None:
-            found = self._exact[x] = self._captured(x)
+            found = self.exact_points[x] = self._captured(x)
         return found
 
     def _point(self, at: int) -> Total:
-        found = self._points.get(at)
+        found = self.points.get(at)
         if found is None:
-            found = self._points[at] = self._price(_POINTS[at])
+            found = self.points[at] = self._price(GRID[at])
         return found
 
 
@@ -387,31 +383,31 @@ class Plane:
     def __init__(self, price: Callable[[float, float], Total]) -> None:
         """`price`: the term itself."""
         self._price = price
-        self._points: dict[tuple[int, int], Total] = {}
+        self.points: dict[tuple[int, int], Total] = {}
 
     def at(self, x: float, y: float) -> Total:
         """The term at two numbers of at least 1."""
         i, j = _below(x), _below(y)
-        up = (y - _POINTS[j]) / (_POINTS[j + 1] - _POINTS[j])
+        up = (y - GRID[j]) / (GRID[j + 1] - GRID[j])
         found = self._point(i, j)
         if up:
             found = _between(found, self._point(i, j + 1), up)
-        if x > _POINTS[i]:
+        if x > GRID[i]:
             other = _between(self._point(i + 1, j), self._point(i + 1, j + 1), up)
-            found = _between(found, other, (x - _POINTS[i]) / (_POINTS[i + 1] - _POINTS[i]))
+            found = _between(found, other, (x - GRID[i]) / (GRID[i + 1] - GRID[i]))
         return found
 
     def read(self, x: float, y: float) -> TableReading:
         """The seconds alone, with their growth."""
-        i, j, points = _below(x), _below(y), self._points
-        low, high = _POINTS[j], _POINTS[j + 1]
+        i, j, points = _below(x), _below(y), self.points
+        low, high = GRID[j], GRID[j + 1]
         try:
             here, there = points[i, j][0], points[i, j + 1][0]
         except KeyError:
             here, there = self._point(i, j)[0], self._point(i, j + 1)[0]
-        left = _POINTS[i]
+        left = GRID[i]
         if x > left:
-            share = (x - left) / (_POINTS[i + 1] - left)
+            share = (x - left) / (GRID[i + 1] - left)
             try:
                 further, furthest = points[i + 1, j][0], points[i + 1, j + 1][0]
             except KeyError:
@@ -422,7 +418,7 @@ class Plane:
         return TableReading(here + (y - low) * growth, growth, high - y)
 
     def _point(self, i: int, j: int) -> Total:
-        found = self._points.get((i, j))
+        found = self.points.get((i, j))
         if found is None:
-            found = self._points[i, j] = self._price(_POINTS[i], _POINTS[j])
+            found = self.points[i, j] = self._price(GRID[i], GRID[j])
         return found

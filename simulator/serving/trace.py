@@ -156,7 +156,7 @@ def request_events(served: Served, chunks: Iterable[PromptChunk]) -> Iterator[Ev
         args = {"tokens": chunk.tokens, "prefill rank" if chunk.prompts_only else "rank": chunk.rank}
         name = f"chunk of {chunk.tokens:,}"
         yield from _slice(1, chunk.request, name, chunk.begin_ns / NS_PER_S, chunk.end_ns / NS_PER_S, args)
-    for time, running, waiting in served.counts:
+    for time, running, waiting, *_ in served.counts:
         place = {"pid": 1, "tid": 0, "ts": microseconds(time)}
         yield {"ph": "C", "name": "sequences", **place, "args": {"running": running, "waiting": waiting}}
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
 from typing import Literal, get_args
 
 from moesim.hwmodels.calibration import CalibrationProfile, load_profile
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Section
 from moesim.hwmodels.summary_text import count, percent
+from moesim.simulator.serving.deployment import Deployment, Spreads
 from moesim.simulator.serving.exchange import LINKS_PROFILE
 from moesim.simulator.serving.linear import ELEMENT_BYTES
 from moesim.simulator.serving.prices import SHIPPED, laws, measured_on
-from moesim.simulator.serving.replicas import Served
+from moesim.simulator.serving.replicas import PaceModel, Served, StepPace
+from moesim.simulator.serving.requests import NS_PER_S
 from moesim.simulator.serving.scheduler import StepBatch
 from moesim.simulator.serving.step import StepCost, StepModel, StepPart
 
@@ -56,6 +60,59 @@ def typical_step(model: StepModel, served: Served) -> TypicalStep:
     context = round(float((lengths * time).sum()) / max(float(time.sum()), 1.0))
     batch = StepBatch(sequences, sequences * context, 0, 0, 0)
     return TypicalStep(batch, one.pool.dp, model.cost([batch] * one.pool.dp))
+
+
+# -- ends of the interval -------------------------------------------------------------------------------
+
+
+class Stretched:
+    """Step times at an end of the step model's 80 % interval, all steps of a run alike.
+
+    `ratios`: of a step to that of `model`, by whether it has prompts and the bits of its most sequences.
+    """
+
+    def __init__(self, deployment: Deployment, high: bool) -> None:
+        """`high`: the slow end."""
+        self.model, self._high = StepModel(deployment), high
+        self.ratios: dict[tuple[bool, int], float] = {}
+
+    def pace(self, now_ns: int, ranks: Sequence[StepBatch]) -> StepPace:
+        """The model's pace, times the ratio of a batch of about that size."""
+        pace, most = self.model.pace(now_ns, ranks), max(rank.decodes for rank in ranks)
+        key = any(rank.prefill_tokens for rank in ranks), most.bit_length()
+        if (ratio := self.ratios.get(key)) is None:
+            cost = self.model.cost(ranks)
+            ratio = self.ratios[key] = (cost.high if self._high else cost.low) / cost.seconds
+        return StepPace(pace.first_ns * ratio, pace.growth_ns * ratio, pace.steps)
+
+
+class Drifting:
+    """Step times of a pool whose experts' load drifts: each period has a model of its own."""
+
+    def __init__(self, deployment: Deployment, times: Callable[[Deployment], PaceModel]) -> None:
+        """`times`: makes the model of a period from the deployment with its load."""
+        periods = deployment.serving.expert_drift
+        spreads = deployment.spreads or Spreads.usual(deployment.cluster.accelerator.architecture)
+        kinds = {
+            cv: times(replace(deployment, spreads=spreads._replace(expert_load=cv)))
+            for cv in dict.fromkeys(period.expert_load_cv for period in periods)
+        }
+        self.begins_ns = [round(period.from_s * NS_PER_S) for period in periods]
+        self.models = [kinds[period.expert_load_cv] for period in periods]
+
+    @property
+    def periods(self) -> list[tuple[int, PaceModel]]:
+        """When each period begins, and its model."""
+        return list(zip(self.begins_ns, self.models, strict=True))
+
+    def pace(self, now_ns: int, ranks: Sequence[StepBatch]) -> StepPace:
+        """The pace of the present period, which holds until a step begins in the next one."""
+        at = bisect_right(self.begins_ns, now_ns)
+        pace = self.models[at - 1].pace(now_ns, ranks)
+        if at == len(self.begins_ns):
+            return pace
+        left = ceil((self.begins_ns[at] - now_ns) / max(pace.first_ns, 1.0))
+        return pace._replace(steps=min(pace.steps, left))
 
 
 # -- in the result -----------------------------------------------------------------------------------

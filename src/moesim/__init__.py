@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from moesim.simulator.scenario.inputs import Inputs
     from moesim.simulator.scoring.published import Row, score
     from moesim.simulator.serving.results import ServingResult
+    from moesim.simulator.serving.simulate import ServingSweep, serve_sweep
     from moesim.simulator.serving.sized import ServingPlan
     from moesim.simulator.serving.sizing import serve_plan
-    from moesim.simulator.serving.sweep import ServingSweep, serve_sweep
     from moesim.simulator.studies.compare import Comparison, Neighbour
     from moesim.simulator.studies.explain import Explanation
     from moesim.simulator.studies.sweep import Progress, Sweep, sweep
@@ -130,7 +130,7 @@ _LAZY = {
     "simulator.serving.results": "ServingResult",
     "simulator.serving.sized": "ServingPlan",
     "simulator.serving.sizing": "serve_plan",
-    "simulator.serving.sweep": "ServingSweep serve_sweep",
+    "simulator.serving.simulate": "ServingSweep serve_sweep",
     "simulator.studies.compare": "Comparison",
     "simulator.studies.explain": "Explanation",
     "simulator.studies.sweep": "Progress Sweep sweep",
@@ -455,15 +455,16 @@ def run(
     return predict_run(load(scenario, *overrides), step_time_s, uncertainty)
 
 
-def serve(scenario: AnyScenario, *overrides: str) -> ServingResult:
+def serve(scenario: AnyScenario, *overrides: str, intervals: bool = True) -> ServingResult:
     """Serve the load of a scenario on the replicas of its section `serving`, request by request.
 
-    The result has latencies, rates, goodput, cost and energy. Raises InputError for what cannot be served as
-    stated, InfeasibleError where weights or requests do not fit.
+    The result has latencies, rates, goodput, cost and energy; with `intervals`, for which the load is served
+    twice more, their 80 % intervals too. Raises InputError for what cannot be served as stated,
+    InfeasibleError where weights or requests do not fit.
     """
     from moesim.simulator.serving.simulate import serve as run
 
-    return run(load(scenario, *overrides))
+    return run(load(scenario, *overrides), with_intervals=intervals)
 
 
 def __getattr__(name: str) -> object:

@@ -31,9 +31,9 @@ from moesim.simulator.engine.compiled.state import (
     DONE,
     ERROR,
     SENDS,
+    STEP_LAYOUT,
     RunState,
     address_of,
-    addresses,
     initial_room,
     new_state,
 )
@@ -82,7 +82,7 @@ def _run(lowered: LoweredStep) -> RunState:
     room = initial_room(lowered.sizes)
     while True:
         state = new_state(lowered.tables, lowered.sizes, room)
-        table = addresses(lowered.tables, state)
+        table = STEP_LAYOUT.addresses(lowered.tables, state)
         code, address = native(), address_of(table)
         code.start(address)
         while code.advance(address, EVENTS_A_SLICE):
@@ -171,7 +171,7 @@ class CompiledEngine:
         Raises what the reference raises: RuntimeError where ranks wait for each other forever, InputError
         for a transfer over a link without bandwidth.
         """
-        if not self.usable or not self._loads():
+        if not self.usable or not self.loads():
             return self.reference.execute(programs)
         try:
             return run_compiled(programs)
@@ -179,7 +179,7 @@ class CompiledEngine:
             _say(f"the SimPy engine runs this step, because {reason}")
             return self.reference.execute(programs)
 
-    def _loads(self) -> bool:
+    def loads(self) -> bool:
         """Whether the compiled code is there or can be made; if not, one line says why."""
         try:
             if numba_version() is None:
@@ -214,10 +214,10 @@ class AutomaticEngine:
         """Run the programs on the engine that is ready."""
         ranks = (rank for program in programs for rank in program.ranks)
         self.tasks += sum(len(step.code.tasks) for rank in ranks for step in rank)
-        use_compiled = self.tasks > TASKS_BEFORE and self._is_ready()
+        use_compiled = self.tasks > TASKS_BEFORE and self.is_ready()
         return (self.compiled if use_compiled else self.reference).execute(programs)
 
-    def _is_ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether the cache is ready; the first time that it is not, a process starts to fill it.
 
         Where none could, one line on stderr says so, once a day.

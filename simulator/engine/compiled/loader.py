@@ -40,11 +40,12 @@ Call: TypeAlias = Callable[..., int]
 
 
 class NativeCode(NamedTuple):
-    """The compiled functions of `loop` that Python calls; they take and return only numbers."""
+    """The compiled functions of `loop` and `serving` that Python calls; they take and return only numbers."""
 
     start: Call
     advance: Call
     fill_rows: Call
+    serve: Call
 
 
 class CannotCompileError(RuntimeError):
@@ -132,12 +133,12 @@ def _compiled() -> str:
     try:
         import numba
 
-        from moesim.simulator.engine.compiled import loop
+        from moesim.simulator.engine.compiled import loop, serving
 
         found = {}
         options: Any = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
         for name in NativeCode._fields:
-            source = getattr(loop, name).py_func
+            source = getattr(serving if name == "serve" else loop, name).py_func
             kinds = [kind for argument, kind in source.__annotations__.items() if argument != "return"]
             function = numba.njit(error_model="numpy", fastmath=False, **options)(source)
             function.compile(tuple(getattr(numba.types, f"{kind}64") for kind in kinds))

@@ -19,12 +19,12 @@ from numba.extending import infer_getattr, intrinsic, lower_builtin, lower_getat
 from moesim.simulator.engine.compiled.state import (
     ERROR,
     EVENTS,
-    FIELDS,
-    FLOATS,
     NOW,
     QUEUE_FULL,
     SEQUENCE,
-    SIZES,
+    SERVING_LAYOUT,
+    STEP_LAYOUT,
+    ArrayLayout,
 )
 from moesim.simulator.engine.program import NS
 
@@ -46,7 +46,7 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
 # -- the arrays of a run ---------------------------------------------------------------------------
 
 Run = Any
-"""In compiled code: the sizes in `SIZES` as numbers, the fields of `Tables` and `RunState` as vectors."""
+"""In compiled code: the sizes of a `ArrayLayout` as numbers, its fields as vectors."""
 Vector = Any
 """In compiled code: a vector of which only the address is known."""
 
@@ -54,9 +54,10 @@ Vector = Any
 class RunType(types.Type):
     """The address of the table of addresses."""
 
-    def __init__(self) -> None:
-        """One type for all runs."""
-        super().__init__(name="Run")
+    def __init__(self, layout: ArrayLayout) -> None:
+        """One type for all runs whose arrays are of a layout."""
+        super().__init__(name=f"Run({layout.name})")
+        self.layout = layout
 
 
 class VectorType(types.Type):
@@ -68,7 +69,8 @@ class VectorType(types.Type):
         self.element = element
 
 
-RUN, INTS, REALS = RunType(), VectorType(types.int64), VectorType(types.float64)
+RUN, SERVING = RunType(STEP_LAYOUT), RunType(SERVING_LAYOUT)
+INTS, REALS = VectorType(types.int64), VectorType(types.float64)
 _LLVM = {types.int64: ir.IntType(64), types.float64: ir.DoubleType(), types.float32: ir.FloatType()}
 
 
@@ -96,18 +98,20 @@ class _Fields(AttributeTemplate):
     key = RunType
 
     def generic_resolve(self, typ: Any, attr: str) -> Any:  # type: ignore[override]
-        if attr in SIZES:
+        layout = typ.layout
+        if attr in layout.sizes:
             return types.int64
-        return (REALS if attr in FLOATS else INTS) if attr in FIELDS else None
+        return (REALS if attr in layout.floats else INTS) if attr in layout.fields else None
 
 
 @lower_getattr_generic(RunType)  # type: ignore[untyped-decorator]
 def _field(context: Any, builder: Any, kind: Any, run: Any, name: str) -> Any:
     number = ir.IntType(64)
-    place = FIELDS.index("sizes" if name in SIZES else name)
+    sizes, fields = kind.layout.sizes, kind.layout.fields
+    place = fields.index("sizes" if name in sizes else name)
     address = _load(builder, run, ir.Constant(number, place), number)
     return (
-        _load(builder, address, ir.Constant(number, SIZES.index(name)), number) if name in SIZES else address
+        _load(builder, address, ir.Constant(number, sizes.index(name)), number) if name in sizes else address
     )
 
 
@@ -149,7 +153,7 @@ def _typed(result: Any) -> Any:
     return intrinsic(address_as)
 
 
-as_run = _typed(RUN)
+as_run, as_serving = _typed(RUN), _typed(SERVING)
 """The run behind the address of its table."""
 ints_at = _typed(INTS)
 """The vector of integers at an address."""

@@ -363,30 +363,171 @@ def _vector(name: str, count: Mapping[str, int]) -> FloatArray | IntArray:
     return np.full(size, -1, dtype=np.int64) if name in _NONE_YET else np.zeros(size, dtype=np.int64)
 
 
+# -- requests through replicas ---------------------------------------------------------------------
+
+
+class ServingSizes(NamedTuple):
+    """Numbers of a served load: its pool, the policy of `serving.scheduler`, what the step model reads.
+
+    `capacity`: -1 for no limit. `most_ends`: sequences that can decode on one rank. `by_load`: requests go to
+    the least loaded rank, else to each in turn. `tabulated`: step times come from the tables below.
+    """
+
+    replicas: int
+    ranks: int
+    requests: int
+    most: int
+    tokens: int
+    block: int
+    capacity: int
+    mixed: int
+    chunked: int
+    ahead: int
+    units: int
+    gain: int
+    size: int
+    most_ends: int
+    by_load: int
+    closed: int
+    tabulated: int
+    graph_prefill: int
+    buckets: int
+    points: int
+
+
+class ServingArrays(NamedTuple):
+    """State and tables of a served load, named as in `serving.replicas`, `scheduler` and `terms`.
+
+    One entry a request: `arrival` to `end_place`; `next` and `previous` link the only list in which it is: a
+    queue, prompts under way, or sequences that decode. One a rank: `queue_first` to `peak`, with `phase`,
+    `ends` and `batch` several each. One a replica: `begun` to `pace_steps`. One an event, of which a replica
+    has two: `event_*` and `heap`. The rest are tables of the step model, NaN where nothing is priced yet.
+    """
+
+    sizes: IntArray
+    counters: IntArray
+    reals: FloatArray
+    arrival: IntArray
+    inputs: IntArray
+    outputs: IntArray
+    scheduled: IntArray
+    first: IntArray
+    last: IntArray
+    rank_of: IntArray
+    generated: IntArray
+    next: IntArray
+    previous: IntArray
+    computed: IntArray
+    length: IntArray
+    owed: IntArray
+    blocks: IntArray
+    chunk: IntArray
+    until: IntArray
+    end_place: IntArray
+    queue_first: IntArray
+    queue_last: IntArray
+    queued: IntArray
+    fresh_first: IntArray
+    fresh_last: IntArray
+    fresh_queued: IntArray
+    prompt_first: IntArray
+    prompt_last: IntArray
+    prompts: IntArray
+    decode_last: IntArray
+    decodes: IntArray
+    fresh: IntArray
+    ended: IntArray
+    load: IntArray
+    told: IntArray
+    planned: IntArray
+    unseen: IntArray
+    decoding: IntArray
+    chunks: IntArray
+    cached: IntArray
+    preemptions: IntArray
+    step: IntArray
+    positions: IntArray
+    untils: IntArray
+    others: IntArray
+    peak: IntArray
+    phase: IntArray
+    ends: IntArray
+    batch: IntArray
+    lasts: IntArray
+    begun: IntArray
+    steps: IntArray
+    stretch: IntArray
+    asleep: IntArray
+    stepping: IntArray
+    all_steps: IntArray
+    busy: IntArray
+    pace_first: FloatArray
+    pace_growth: FloatArray
+    pace_steps: IntArray
+    event_time: IntArray
+    event_order: IntArray
+    event_place: IntArray
+    heap: IntArray
+    points_at: FloatArray
+    bucket_rows: IntArray
+    exact: FloatArray
+    exact_launches: FloatArray
+    whole: FloatArray
+    whole_launches: FloatArray
+    logits: FloatArray
+    logits_launches: FloatArray
+    decode_plane: FloatArray
+    prompt_plane: FloatArray
+    core_launches: FloatArray
+    ratios: FloatArray
+
+
+SERVED, WANTS_PACE, WANTS_SAMPLE, GOES_ON = range(4)
+"""Why `serve` returns: nothing is left to happen; it needs the pace of the replica in `counters[AT]`; it has
+counted sequences; so many events are over that the caller may look at other things."""
+SAMPLED = -2
+"""In `counters[RESUMED]`: the caller has taken a sample; a replica's number: it has written the pace."""
+(
+    TIME, ORDER, IN_HEAP, LEFT, NEXT_ARRIVAL, NEXT_CLOSED, TURN, RESUMED, AT, EVERY, STARTED,
+    RUNNING, WAITING, DECODING, FULLEST,
+) = range(15)  # fmt: skip
+"""Places in `ServingArrays.counters`; the last four are what a sample counts."""
+RESERVE_NEW, RESERVE_RUNNING, CACHED_SHARE, EXPOSED_HOST_S, HOST_S, LAUNCH_S = range(6)
+"""Places in `ServingArrays.reals`."""
+BATCH = 5
+"""Numbers of a rank's batch."""
+
 # -- addresses -------------------------------------------------------------------------------------
 
-FIELDS = (*Tables._fields, *RunState._fields)
 
+class ArrayLayout:
+    """Names of the arrays of a run in the order of their addresses, and of the numbers in `sizes`.
 
-def addresses(tables: Tables, state: RunState) -> IntArray:
-    """The address of every array, in the order of `FIELDS`; the arrays must outlive the table.
-
-    Raises TypeError for an array that is not contiguous or has another type of number than its field.
+    `floats`: fields of floating-point numbers; all others hold integers.
     """
-    for name, array in zip(FIELDS, (*tables, *state), strict=True):
-        wanted = np.float64 if name in FLOATS else np.int64
-        if array.dtype != wanted or not array.flags.c_contiguous:
-            raise TypeError(f"{name} is {array.dtype}; it must be contiguous, of {wanted.__name__}")
-    return np.array([address_of(a) for a in (*tables, *state)], dtype=np.int64)
+
+    def __init__(self, name: str, sizes: tuple[str, ...], *parts: Any) -> None:
+        """`parts`: classes of named tuples whose fields are the arrays."""
+        kinds = [item for part in parts for item in part.__annotations__.items()]
+        self.name, self.sizes = name, sizes
+        self.fields = tuple(field for field, _ in kinds)
+        self.floats = frozenset(field for field, kind in kinds if "Float" in str(kind))
+
+    def addresses(self, *parts: tuple[Any, ...]) -> IntArray:
+        """The address of every array, in the order of `fields`; the arrays must outlive the table.
+
+        Raises TypeError for an array that is not contiguous or has another type of number than its field.
+        """
+        arrays = [array for part in parts for array in part]
+        for name, array in zip(self.fields, arrays, strict=True):
+            wanted = np.float64 if name in self.floats else np.int64
+            if array.dtype != wanted or not array.flags.c_contiguous:
+                raise TypeError(f"{name} is {array.dtype}; it must be contiguous, of {wanted.__name__}")
+        return np.array([address_of(array) for array in arrays], dtype=np.int64)
 
 
-FLOATS = frozenset(
-    name
-    for fields in (Tables.__annotations__, RunState.__annotations__)
-    for name, kind in fields.items()
-    if "Float" in str(kind)
-)
-"""Fields of floating-point numbers; all others hold integers."""
+STEP_LAYOUT = ArrayLayout("step", SIZES, Tables, RunState)
+SERVING_LAYOUT = ArrayLayout("serving", ServingSizes._fields, ServingArrays)
 
 
 def address_of(array: np.ndarray[Any, Any]) -> int:

@@ -49,13 +49,19 @@ def simulate(
     step_trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a Perfetto trace of one decode step.")
     ] = None,
+    with_intervals: Annotated[
+        bool,
+        typer.Option(
+            "--intervals/--no-intervals", help="Serve it twice more for the figures' 80 % intervals."
+        ),
+    ] = True,
 ) -> None:
     """Serve the load of a scenario request by request."""
     from moesim.simulator.predict.trace import trace_path
     from moesim.simulator.scenario import load_scenario
     from moesim.simulator.serving import trace as traces
     from moesim.simulator.serving.replicas import PromptChunk
-    from moesim.simulator.serving.simulate import prepare, result_of
+    from moesim.simulator.serving.simulate import intervals, prepare, result_of
 
     for path in (trace, step_trace):
         if path is not None:
@@ -63,11 +69,14 @@ def simulate(
     extra = [] if seed is None else [f"seed={seed}"]
     chunks: list[PromptChunk] = []
     with working(f"serving {scenario}"):
-        service = prepare(load_scenario(scenario, (*(overrides or []), *extra)))
+        loaded = load_scenario(scenario, (*(overrides or []), *extra))
+        service = prepare(loaded)
         if trace is not None:
             traces.check_traced(len(service.requests))
         served = service.run(watch=None if trace is None else chunks.append)
         result = result_of(service, served)
+        if with_intervals:
+            result = result.model_copy(update={"intervals": intervals(loaded)})
     if trace is not None:
         traces.write_request_trace(trace, service, served, chunks)
         say_written(str(trace), "open it in ui.perfetto.dev")
@@ -262,7 +271,7 @@ def sweep(
 ) -> None:
     """Serve a load at every point of a grid over keys of the scenario."""
     from moesim.simulator.common.texts import key_and_text
-    from moesim.simulator.serving.sweep import HEADS, serve_sweep
+    from moesim.simulator.serving.simulate import HEADS, serve_sweep
 
     grid: dict[str, str] = {}
     for text in space:

@@ -12,8 +12,14 @@ from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.huggingface import shape_from_config
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario.serving import Serving, ServingPool
-from moesim.simulator.serving.deployment import Deployment, notes_of, published_formats, weight_bytes
-from moesim.simulator.serving.engines import engine, engines
+from moesim.simulator.serving.deployment import (
+    Deployment,
+    engine,
+    engines,
+    notes_of,
+    published_formats,
+    weight_bytes,
+)
 
 
 def _deployment(**keys: object) -> Deployment:

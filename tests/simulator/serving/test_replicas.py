@@ -10,9 +10,16 @@ import pytest
 
 from moesim.hwmodels.errors import InfeasibleError
 from moesim.simulator.scenario.serving import ServingPool
-from moesim.simulator.serving.replicas import ReplicaPool, Served, StepPace, serve_requests
+from moesim.simulator.serving.replicas import (
+    PromptChunk,
+    ReplicaPool,
+    Served,
+    StepPace,
+    prefix_aware,
+    serve_requests,
+)
 from moesim.simulator.serving.requests import Requests, arrivals, requests_of
-from moesim.simulator.serving.scheduler import Policy, StepBatch
+from moesim.simulator.serving.scheduler import Policy, Scheduler, StepBatch
 
 MS = 1_000_000
 
@@ -84,7 +91,7 @@ def test_one_server_keeps_the_law_of_its_queue() -> None:
 def test_littles_law_joins_the_counts_to_the_times() -> None:
     served = serve_requests(drawn(2000, 8.0), pool(2), sample_ns=50 * MS)
     there = (served.last_token_ns - served.arrival_ns).sum() / served.last_token_ns.max()
-    assert np.array(served.counts)[:, 1:].sum(axis=1).mean() == pytest.approx(there, rel=0.02)
+    assert np.array(served.counts)[:, 1:3].sum(axis=1).mean() == pytest.approx(there, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -114,6 +121,18 @@ def test_prompts_are_handed_over_on_one_link_after_the_other() -> None:
     assert [log.steps for log in served.pools] == [4, 1]
 
 
+def test_chunks_of_a_prompt_go_ahead_where_the_engine_sends_them() -> None:
+    sent = {}
+    for ahead in (False, True):
+        prompts = pool(prompts_only=True, max_num_batched_tokens=100, sends_chunks=ahead)
+        served = serve_requests(
+            load((0, 400, 3), (0, 60, 3)), pool(), prefill=prompts, transfer_ns=lambda n: n * MS // 10
+        )
+        assert ms(served.first_token_ns) == [40, 50]
+        sent[ahead] = ms(served.transfer_ns)
+    assert sent == {False: [40, 36], True: [10, 6]}, "the last chunk is left, and the link is free for others"
+
+
 def test_a_pool_for_prompts_waits_for_blocks_that_are_on_their_way() -> None:
     prompts = pool(prompts_only=True, block_tokens=4, kv_blocks=5)
     served = serve_requests(
@@ -131,7 +150,7 @@ def test_a_closed_loop_keeps_its_number_under_way() -> None:
 
 def test_the_sampling_interval_doubles() -> None:
     served = serve_requests(drawn(300, 20.0), pool(), sample_ns=MS, most_samples=64)
-    times = np.array([time for time, _, _ in served.counts])
+    times = np.array([time for time, *_ in served.counts])
     assert len(times) < 64 and len(set(np.diff(times))) == 1
 
 
@@ -147,19 +166,6 @@ def same(one: Served, other: Served) -> bool:
         and one.pools == other.pools
         and one.counts == other.counts
     )
-
-
-@pytest.mark.long
-def test_the_same_load_gives_the_same_times_in_one_process_and_in_two() -> None:
-    requests = drawn(300, 40.0)
-    three = pool(3, 2, block_tokens=4, kv_blocks=300, ahead=True)
-    runs = [
-        serve_requests(
-            requests, three, route="round_robin", sample_ns=100 * MS, most_samples=50, workers=workers
-        )
-        for workers in (1, 2)
-    ]
-    assert same(*runs)
 
 
 def test_the_same_load_gives_the_same_times_again() -> None:
@@ -212,3 +218,48 @@ def test_the_tokeniser_takes_prompts_one_after_another() -> None:
         log, ReplicaPool(1, Policy(4, 64), Steps(10)), front_ns=lambda tokens: 25 * tokens
     )
     assert served.scheduled_ns.tolist() == [100, 200, 300]
+
+
+# -- laws that no test above holds, as mutants of the modules showed ----------------------------------------
+
+
+def test_what_was_handed_over_is_not_computed_again() -> None:
+    seen: list[PromptChunk] = []
+    served = serve_requests(
+        load((0, 40, 3)), pool(steps=Steps(token_ns=MS)), prefill=pool(2, prompts_only=True),
+        transfer_ns=lambda tokens: 5 * MS, watch=seen.append,
+    )  # fmt: skip
+    assert ms(served.last_token_ns) == [35], "two decode steps of 10 ms, and no prompt's tokens"
+    assert seen == [PromptChunk(0, True, 0, 0, 10 * MS, 40)]
+    assert served.prefill_rank.tolist() == served.rank.tolist() == [0]
+
+
+def test_the_least_loaded_of_all_ranks_decodes_what_was_handed_over() -> None:
+    served = serve_requests(
+        load(*[(0, 4, 50)] * 6), pool(3, 2), prefill=pool(2, 2, prompts_only=True), route="round_robin"
+    )
+    assert sorted(served.rank.tolist()) == list(range(6))
+    assert served.prefill_rank.tolist() == [0, 1, 2, 3, 0, 1]
+
+
+def test_a_prefix_draws_no_more_where_loads_differ_by_more_than_the_routers_bounds() -> None:
+    for waiting, expected in ((15, 0), (18, 1)):  # four each, beside one that runs: 61 and 73 against 0
+        ranks = [Scheduler(Policy(1, 100, 4), requests_of([0], [8], [2], [[1, 2]], 4)) for _ in range(2)]
+        ranks[0].cache.take([1, 2], 0)
+        assert prefix_aware(0, ranks, [1 + 4 * waiting, 0]) == expected
+        assert prefix_aware(0, ranks, [1 + 4 * waiting + 300, 300]) == 0, "below 1.5 times"
+
+
+def test_requests_that_the_engine_has_not_looked_at_count_for_the_router() -> None:
+    log = requests_of([0, 0, 25, 26, 27], [4] * 5, [100, 100, 5, 5, 5])
+    served = serve_requests(log, ReplicaPool(2, Policy(9, 64, wait_steps=10), Steps(10)))
+    assert served.rank.tolist() == [0, 1, 0, 1, 0]
+
+
+def test_prompts_that_waited_for_other_ranks_go_as_many_as_a_step_takes() -> None:
+    policy = Policy(9, 8, wait_steps=10, wait_for_ranks=True)
+    log = requests_of([0, 0, 25, 25, 25, 25], [4, 4, 5, 5, 5, 5], [100, 100, 5, 5, 5, 5])
+    served = serve_requests(log, ReplicaPool(1, policy, Steps(10), 2))
+    assert served.scheduled_ns.tolist()[2:] == [30, 30, 40, 40]
+    three = requests_of([0, 0, 25, 25, 25, 25], [4, 4, 3, 3, 5, 5], [100, 100, 5, 5, 5, 5])
+    assert serve_requests(three, ReplicaPool(1, policy, Steps(10), 2)).scheduled_ns.tolist()[2:] == [30] * 4

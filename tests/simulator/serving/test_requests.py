@@ -11,6 +11,7 @@ from lab.packed import RESULTS
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.scenario.serving import ServingLoad
+from moesim.simulator.serving import requests as requests_module
 from moesim.simulator.serving.requests import (
     Requests,
     arrivals,
@@ -166,3 +167,67 @@ def test_keys_that_nothing_reads_are_refused(keys: dict[str, object], said: str)
 def test_a_load_says_when_requests_come() -> None:
     with pytest.raises(InputError, match="state rate_per_s"):
         load_requests(ServingLoad(), 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("arrival_s,input_tokens,output_tokens\n", "a head and no requests"),
+        ("arrival_s,input_tokens,output_tokens\n0,10,5,7\n", "line 2: it has more fields"),
+        ("arrival_s,input_tokens,output_tokens,arrival_s\n0,10,5,0\n", "arrival_s more than once"),
+    ],
+)
+def test_tables_that_would_be_read_in_part_are_refused(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "log.csv").write_text(text)
+    with pytest.raises(InputError, match=words):
+        read_log(tmp_path / "log.csv")
+
+
+def test_columns_that_are_not_read_are_named(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("user, arrival_s, input_tokens, output_tokens\nme, 0, 10, 5\n")
+    assert "not read: user" in read_log(tmp_path / "log.csv").notes[0]
+
+
+def test_a_log_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests_module, "MOST_BYTES", 1000)
+    path = tmp_path / "log.csv.gz"
+    path.write_bytes(gzip.compress(b"arrival_s,input_tokens,output_tokens\n" + b"0,1,1\n" * 1000))
+    with pytest.raises(InputError, match="more than 1,000 bytes"):
+        read_log(path)
+
+
+@pytest.mark.parametrize(("ids", "words"), [([1, 1], "a block id twice"), ([1, 2, 3], "has 3 blocks")])
+def test_block_ids_cover_the_prompt_once(ids: list[int], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        requests_of([0], [8], [1], [ids], 4)
+
+
+def test_the_first_time_of_a_repeated_log_is_the_log_and_others_move_by_a_mean_gap() -> None:
+    log = requests_of(np.arange(5) * 1000, [1, 2, 3, 4, 5], [1] * 5)
+    assert repeated(log, 5, 3).arrival_ns.tolist() == log.arrival_ns.tolist()
+    twice = repeated(log, 10, 3)
+    for length, moment in zip(log.input_tokens, log.arrival_ns, strict=True):
+        times = twice.arrival_ns[twice.input_tokens == length]
+        assert len(times) == 2 and moment in times
+        assert (np.abs(times - moment) <= 1000).all() and (times >= 0).all() and (times <= 4000).all()
+    assert twice.arrival_ns[0] == 0 and (np.diff(twice.arrival_ns) >= 0).all()
+    alone = repeated(requests_of([0], [1], [1]), 3, 0)
+    assert alone.arrival_ns.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("times", "inputs", "words"),
+    [
+        ([float("nan")], [1], "arrival_ns of request 1 is nan"),
+        ([1e308], [1], "below 2"),
+        ([2**62], [1], "arrival_ns of request 1"),
+        ([0], [1.5], "input_tokens of request 1 is 1.5"),
+        ([0, 1], [1], "2 arrivals, 1 prompts"),
+        (["x"], [1], "a list of whole numbers"),
+        ([[0]], [1], "a list of whole numbers"),
+        (0, [1], "a list of whole numbers"),
+    ],
+)
+def test_what_is_no_list_of_whole_numbers_is_refused(times: object, inputs: object, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        requests_of(times, inputs, [1])

@@ -17,9 +17,9 @@ from moesim.simulator.scenario import load_scenario
 from moesim.simulator.serving.deployment import Deployment
 from moesim.simulator.serving.replicas import PaceModel, StepPace
 from moesim.simulator.serving.requests import requests_of
-from moesim.simulator.serving.results import ServingResult
+from moesim.simulator.serving.results import ServingResult, figure
 from moesim.simulator.serving.scheduler import StepBatch
-from moesim.simulator.serving.simulate import serve, serve_ends
+from moesim.simulator.serving.simulate import serve
 
 MODEL = {"model": "qwen3-30b-a3b", "cluster": {"accelerator": "h100-sxm", "nodes": 1}}
 
@@ -225,12 +225,40 @@ def test_a_queue_before_the_pool_that_decodes_is_seen() -> None:
 
 
 def test_slow_steps_enclose_the_result_with_fast_ones() -> None:
-    own = scenario(tp=2)
-    middle, (fast, slow) = serve(own), serve_ends(own)
-    for low, now, high in zip(fast.rows(), [middle.rows()[0]], slow.rows(), strict=True):
-        for name in ("tpot_request_s_p50", "ttft_s_p50", "end_to_end_s_p90"):
-            assert low[name] < now[name] < high[name]
-    assert fast.output_tokens == slow.output_tokens
+    result = serve(scenario(tp=2), with_intervals=True)
+    assert result.intervals is not None and result.intervals.slow_drains
+    for key in ("tpot_request_s.p50", "ttft_s.p50", "end_to_end_s.p90", "tpot_token_s"):
+        known, now = result.intervals.figures[key], figure(result, key)
+        assert now is not None and known.low < now < known.high
+    assert "transfer_s.p50" not in result.intervals.figures
+    assert "(80 % of p50: " in str(result) and "80 %" not in str(serve(scenario(tp=2))).split("decode")[0]
+
+
+def test_the_fullest_rank_and_its_step_are_in_the_result() -> None:
+    one, four = serve(scenario(tp=2)), serve(scenario(tp=1, replicas=4))
+    assert one.imbalance is None and four.imbalance is not None
+    assert four.imbalance.ranks == 4 and not four.imbalance.experts
+    assert 1 < (four.imbalance.fullest_over_mean or 0) <= (four.imbalance.fullest_over_mean_p90 or 0) <= 4
+    assert four.decode_step is not None
+    assert (four.imbalance.fullest_rank_step_s or 0) > four.decode_step.seconds
+    moment = max(four.timeline, key=lambda at: at.running)
+    assert moment.fullest_over_mean == pytest.approx(moment.fullest_rank * 4 / moment.running)
+
+
+def test_experts_whose_load_drifts_slow_the_steps_of_their_time() -> None:
+    pools = {"dp": 4, "ep": 4, "load": {"rate_per_s": 20, "requests": 200, "output_tokens": 200}}
+    even, uneven = ([{"from_s": 0, "expert_load_cv": cv}] for cv in (0.0, 1.5))
+    drift = [*even, {"from_s": 5, "expert_load_cv": 1.5}]
+    found = [serve(scenario(**pools, expert_drift=each)) for each in (even, drift, uneven)]
+    times = [result.tpot_token_s or 0.0 for result in found]
+    assert times[0] < times[1] < times[2]
+    periods = found[1].imbalance.experts if found[1].imbalance else ()
+    assert [period.expert_load_cv for period in periods] == [0.0, 1.5]
+    assert periods[0].fullest_over_mean == 1.0 < periods[1].fullest_over_mean
+    assert periods[0].decode_step_s < periods[1].decode_step_s
+    for key, words in (({"ep": 1}, "ep=1"), ({"expert_drift": drift[1:]}, "begins at 0")):
+        with pytest.raises(InputError, match=words):
+            serve(scenario(**{**pools, "expert_drift": drift, **key}))
 
 
 def test_a_result_says_what_prices_its_typical_step() -> None:

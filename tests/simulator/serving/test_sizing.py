@@ -9,7 +9,7 @@ import pytest
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.scenario.serving import ServingLimits
-from moesim.simulator.serving.candidates import space_of
+from moesim.simulator.serving.candidates import front, space_of
 from moesim.simulator.serving.closed_form import (
     DecodingPool,
     LoadMoments,
@@ -22,7 +22,6 @@ from moesim.simulator.serving.closed_form import (
 from moesim.simulator.serving.deployment import deployments
 from moesim.simulator.serving.requests import requests_of
 from moesim.simulator.serving.simulate import serve
-from moesim.simulator.serving.sized import front
 from moesim.simulator.serving.sizing import machines, serve_plan
 
 LIMITS = {"ttft_s": 1.0, "tpot_s": 0.03}
