@@ -95,6 +95,34 @@ def tiles(result: Result) -> list[tuple[str, str, str]]:
     ]
 
 
+def price_words(scenario: Scenario) -> str:
+    """How the GPUs of a scenario are paid, in words that follow a cost, such as "on demand, 2026-03"."""
+    price = scenario.run.price
+    if price is not None and price.buy is not None:
+        return "bought"
+    terms = {_terms(machine.price_per_gpu_hour) for machine in scenario.machines}
+    if price is not None:
+        terms = {TERMS[price.rent.term]} if price.rent is not None else {"own price"}
+    return ", ".join(sorted(terms))
+
+
+def _terms(price: Any) -> str:
+    if price is None:
+        return "without a price"
+    return TERMS[getattr(price, "term", "assumed" if price.kind == "assumed" else "own")]
+
+
+TERMS = {
+    "on-demand": "on demand",
+    "spot": "spot",
+    "reserved": "one-year rent",
+    "capacity-block": "capacity block",
+    "assumed": "assumed price",
+    "not stated": "terms not stated",
+    "own": "stated price",
+}
+"""Terms of a price in words."""
+
 WAITING = "P10 to P90: being computed"
 """Holds the place of an interval, so that nothing moves when it comes."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import streamlit as st
 
-from moesim.app import forms, predictions, state, widgets
+from moesim.app import forms, predictions, scenario_links, state, widgets
 from moesim.app.charts import differences as charts
 from moesim.app.texts import escaped
 from moesim.app.views import headline
@@ -90,7 +90,7 @@ def _kernels(scenario: Scenario) -> list[str]:
 def _links(scenario: Scenario) -> list[str]:
     """Buttons for slower and faster links, so that twice the bandwidth is one click."""
     node = scenario.machine.node
-    scale_up = "NVLink" if node.accelerator.vendor == "NVIDIA" else "Scale-up"
+    scale_up = scenario_links.scale_up_name(scenario.machine)
     chosen = {}
     for name, label, figure in (
         ("nic", "NIC", node.nic_bandwidth),

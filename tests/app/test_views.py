@@ -189,8 +189,8 @@ def test_a_part_of_a_model_has_no_throughput() -> None:
 
 def test_compare_splits_the_difference_by_cause() -> None:
     app = session("compare", *JOB)
-    press(app, "keep")
     app.query_params["preset"], app.query_params["set"] = HOME, [*JOB, "recompute=full"]
+    app.query_params["with"] = [json.dumps([HOME, *JOB])]
     app.run()
     assert not app.exception
     a, b = (moesim.simulate(HOME, *JOB, *more) for more in ((), ("recompute=full",)))
@@ -232,21 +232,32 @@ def test_compare_says_what_two_scenarios_do_not_share() -> None:
     assert body.count("<td class=roofline>") > 10, "all that stands on a roofline is muted"
 
 
-def test_a_scenario_compared_with_itself_is_the_same() -> None:
+def test_compare_offers_presets_and_begins_with_the_scenarios_own() -> None:
+    app = session("compare", *JOB, "recompute=full")
+    heads = next(element.proto.body for element in app.get("html")).split("</thead>")[0]
+    assert f"A: {HOME}" in heads and "B: " in heads, "a changed scenario stands beside its preset"
+    (chosen,) = app.multiselect
+    assert "preset: mixtral-8x7b-64xh100" in chosen.options
+    chosen.set_value([json.dumps(["mixtral-8x7b-64xh100"])]).run()
+    assert not app.exception
+    assert figures(app)["GPUs"] == ["64", "16"]
+    assert json.loads(app.query_params["with"]) == ["mixtral-8x7b-64xh100"], "what is chosen is pinned"
+
+
+def test_a_scenario_is_not_compared_with_itself() -> None:
     app = session("compare", *JOB)
-    press(app, "keep")
-    assert any("the same scenario" in info.value for info in app.info)
-    assert len(app.get("plotly_chart")) == 1  # no waterfall of nothing
-    shown = html_of(app)
-    assert "the same" in shown and "better" not in shown.split("</style>")[1]
-    assert all(cells[1].endswith("the same") for name, cells in figures(app).items() if name == "Step time")
+    app.query_params["with"] = [json.dumps([HOME, *JOB])]
+    app.run()
+    assert not app.exception
+    assert len(figures(app)["Step time"]) == 1 and len(app.get("plotly_chart")) == 1
+    assert any("Nothing else is chosen" in caption.value for caption in app.caption)
 
 
 @pytest.mark.long
 def test_a_difference_within_its_uncertainty_is_said_and_grey() -> None:
     app = session("compare", *SMALL)
-    app.button(key="keep").click().run()
     app.query_params["preset"], app.query_params["set"] = HOME, [*SMALL, "seed=1"]
+    app.query_params["with"] = [json.dumps([HOME, *SMALL])]
     app.run()
     until(app, lambda page: any("P10 to P90: " in text.value for text in page.markdown))
     first, other = (moesim.load(HOME, *SMALL, *more) for more in ((), ("seed=1",)))
