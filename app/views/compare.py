@@ -12,7 +12,7 @@ import streamlit as st
 import moesim
 from moesim.app import scenario_links, scenario_store, visitors, widgets
 from moesim.app.charts import differences as charts
-from moesim.app.texts import compact, escaped, meaning, money, muted, word, written
+from moesim.app.texts import compact, escaped, meaning, money, muted, written
 from moesim.app.views import headline
 from moesim.hwmodels.units import in_unit
 from moesim.simulator.predict.figures import powered_figures
@@ -104,7 +104,7 @@ def text(columns: Sequence[Column]) -> str:
         memory = column.result.memory
         size = f"{in_unit(memory.total_bytes, 'GiB', 'bytes'):.1f} GiB on the fullest GPU"
         fit = "fits" if memory.verdict == "fits" else f"<b>{memory.verdict}</b>"
-        heads.append(f"{escape(column.title)}<small>{headline.badge_of(level, word(level))}</small>")
+        heads.append(f"{escape(column.title)}<small>{headline.badge_of(level)}</small>")
         prices.append(
             "no price"
             if stated is None
@@ -135,7 +135,8 @@ def _written(name: str, value: float | None) -> str:
 def _figure(column: Column, first: Column, name: str) -> str:
     value, band = powered_figures(column.result)[name], column.bands.get(name)
     ends = "" if band is None else f"{_written(name, band.p10)} to {_written(name, band.p90)}"
-    cell = headline.main(_written(name, value)) + headline.note(ends)
+    mark = "" if column.result.memory.fits else headline.DOES_NOT_FIT
+    cell = headline.main(_written(name, value)) + headline.note(ends) + headline.note(mark)
     base = powered_figures(first.result)[name]
     if column is first or value is None or base is None:
         return cell

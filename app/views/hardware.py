@@ -91,7 +91,7 @@ def text(table: HardwareComparison) -> str:
     for row in rows:
         size = "" if row.n_gpus is None or row.problem else f"{row.n_gpus:,} "
         level = row.confidence
-        badge = "" if level is None else f" {headline.badge_of(level, word(level))}"
+        badge = "" if level is None else f" {headline.badge_of(level)}"
         heads.append(f"{escape(row.cluster)}<small>{escape(size + row.accelerator)}{badge}</small>")
     return headline.table("Clusters side by side", heads, body, faint)
 

@@ -10,8 +10,9 @@ import streamlit as st
 
 import moesim
 from moesim.app import explanations, long_work, navigation, predictions, state, widgets
-from moesim.app.texts import badge, escaped, money, muted, written
+from moesim.app.texts import badge, basis_badge, escaped, money, muted, rates, written
 from moesim.hwmodels.errors import MoesimError
+from moesim.simulator.predict.figures import figure_bases
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.work_size import Band
 from moesim.simulator.scenario import Scenario
@@ -73,8 +74,7 @@ VERDICTS = {"fits": ("green", "check"), "at risk": ("orange", "warning"), "does 
 """Colour and icon of a verdict on memory."""
 
 DOES_NOT_FIT = "of a plan that does not fit"
-PRICED = frozenset({"days", "gpu_hours", "cost_usd"})
-"""Figures of a run that are marked where the plan does not fit."""
+"""Mark of every figure of such a plan."""
 
 
 def tiles(result: Result) -> list[tuple[str, str, str]]:
@@ -148,10 +148,10 @@ def show(
                 "here."
             )
             st.metric("Step time", f"{result.step.time_s:.4f} s")
-            st.caption(badge(result.confidence))
+            st.caption(DOES_NOT_FIT if not result.memory.fits else badge(result.confidence))
             return
         helps = explanations.of_result(scenario, result)
-        rows = tiles(result)
+        rows, bases = tiles(result), figure_bases(scenario, result)
         for start in range(0, len(rows), columns):
             for spot, (label, value, name) in zip(
                 st.columns(columns), rows[start : start + columns], strict=False
@@ -159,9 +159,12 @@ def show(
                 with spot, st.container(gap=None):
                     st.metric(label, value, help=helps.get(name))
                     lines = [source[name] for source in (intervals, published) if source and name in source]
-                    if name in PRICED and not result.memory.fits:
-                        lines.insert(0, DOES_NOT_FIT)
-                    st.caption("  \n".join([badge(result.confidence), *lines]))
+                    if not result.memory.fits:
+                        lines.insert(0, f":red[{DOES_NOT_FIT}]")
+                    if name == "cost_usd" and result.run.cost_usd is not None:
+                        lines.append(price_words(scenario))
+                    basis = bases[name]
+                    st.caption("  \n".join([basis_badge(basis.level, basis.reason), *lines]))
         st.caption(STATISTIC)
 
 
@@ -235,8 +238,8 @@ def sides(named: Sequence[tuple[str, str, str, tuple[str, ...]]]) -> list[tuple[
     return found
 
 
-def draws(place: str, scenarios: Sequence[Scenario]) -> list[Any] | None:
-    """Random draws of every scenario's step time; None while one is computed.
+def draws(place: str, scenarios: Sequence[Scenario], what: str = "intervals follow") -> list[Any] | None:
+    """Random draws of every scenario's step time; None while one is computed, which is said in `what`.
 
     Scenarios share the draws of the sources that they have in common. Scenarios that differ only in prices
     have the same draws.
@@ -246,7 +249,9 @@ def draws(place: str, scenarios: Sequence[Scenario]) -> list[Any] | None:
         key = f"draws/{state.cache_key(without_prices(scenario))}"
         try:
             work = (predictions.relative_draws, scenario)
-            found.append(long_work.value(f"{place} {number}", key, "how sure this is: being computed", *work))
+            found.append(long_work.value(f"{place} {number}", key, what, *work))
+            if found[-1] is None:
+                return None  # one at a time: the page has one line for it
         except MoesimError as error:
             st.caption(f"No interval: {escaped(error)}")
             return None
@@ -290,9 +295,9 @@ def by_engine(scenario: Scenario, first_order: Mapping[str, Band]) -> None:
         )
 
 
-def changes(place: str, first: Side, other: Side) -> dict[str, Band] | None:
+def changes(place: str, first: Side, other: Side, what: str = "intervals follow") -> dict[str, Band] | None:
     """Intervals of the differences between two results, by figure; None while they are computed."""
-    known = draws(place, [first[0], other[0]])
+    known = draws(place, [first[0], other[0]], what)
     return None if known is None else bands_of_changes(first[1], known[0], other[1], known[1])
 
 
@@ -367,9 +372,9 @@ def difference(text: str, better: bool) -> str:
     return f'<small class="{"better" if better else "worse"}">{escape(text)}</small>'
 
 
-def badge_of(confidence: str, word: str) -> str:
+def badge_of(confidence: str) -> str:
     """The word for a level of confidence in its colour."""
-    return f'<span class="badge {escape(confidence)}">{escape(word)}</span>'
+    return f'<span class="badge {escape(confidence)}">{escape(rates(confidence))}</span>'
 
 
 def _cell(tag: str, content: str, faint: bool, more: str = "") -> str:

@@ -13,12 +13,13 @@ from moesim.app import explanations, exports, navigation, predictions, state, wi
 from moesim.app.charts import run_cost as charts
 from moesim.app.charts import style
 from moesim.app.explanations import run_derivations
-from moesim.app.texts import badge, compact, escaped, muted, span
+from moesim.app.texts import basis_badge, compact, escaped, muted, span
 from moesim.app.views import headline
 from moesim.hwmodels.failure import list_failure_rates, list_restarts, list_storage
 from moesim.hwmodels.price import list_energy_sites, list_prices, list_purchases, load_prices
 from moesim.hwmodels.units import format_quantity
 from moesim.simulator.common.texts import overridden_key
+from moesim.simulator.predict.figures import FigureBasis, run_bases
 from moesim.simulator.predict.result import Result
 from moesim.simulator.run.report import RunReport, RunSpread
 from moesim.simulator.scenario import Scenario
@@ -43,13 +44,13 @@ def show() -> None:
     with inputs:
         _inputs(scenario, assumed)
     with results:
-        _results(scenario)
+        _results(scenario, bool(assumed))
 
 
-def _results(scenario: Scenario) -> None:
+def _results(scenario: Scenario, by_rule: bool) -> None:
     result, report = _computed(scenario)
     headline.shortage(result)
-    _headline(scenario, result, report)
+    _headline(scenario, result, report, run_bases(scenario, result, report, by_rule))
     roofline = muted(result.confidence)
     left, right = st.columns(2, gap="large")
     with left:
@@ -244,7 +245,9 @@ def _computed(scenario: Scenario) -> tuple[Result, RunReport]:
     return whole, whole.run.report
 
 
-def _headline(scenario: Scenario, result: Result, report: RunReport) -> None:
+def _headline(
+    scenario: Scenario, result: Result, report: RunReport, bases: Mapping[str, FigureBasis]
+) -> None:
     own = [overridden_key(text) for text in state.overrides()]
     helps = explanations.texts(run_derivations(scenario, result, report, own), explanations.address())
     cells = [
@@ -261,9 +264,12 @@ def _headline(scenario: Scenario, result: Result, report: RunReport) -> None:
             for column, (label, name, (value, words)) in zip(st.columns(3), row, strict=True):
                 with column, st.container(gap=None):
                     st.metric(f"{label}, whole run", value, help=helps.get(name))
-                    lines = [badge(result.confidence), escaped(words)]
+                    basis = bases[name]
+                    lines = [basis_badge(basis.level, basis.reason), escaped(words)]
+                    if name == "cost_usd" and report.cost_usd is not None:
+                        lines.append(headline.price_words(scenario))
                     if not result.memory.fits:
-                        lines.insert(1, headline.DOES_NOT_FIT)
+                        lines.insert(1, f":red[{headline.DOES_NOT_FIT}]")
                     st.caption("  \n".join(lines))
     st.caption(
         "Predicted values first, as on every page: every input at its stated value, the mean over random "
@@ -280,7 +286,7 @@ def _between(
     Without a spread the value is "unknown". `before` and `after`: the unit.
     """
     if spread is None:
-        return "unknown", "no price or no energy site is known"
+        return "unknown", ""
 
     def text(value: float) -> str:
         number = compact(value) if form is None else f"{value:{form}}"

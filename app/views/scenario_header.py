@@ -59,7 +59,7 @@ def show_pins() -> None:
             if (
                 len(found) == 2 and found[0][0] != found[1][0]
             ):  # its progress stands in this row: nothing moves
-                bands = headline.changes("a and b", found[0], found[1])
+                bands = headline.changes("a and b", found[0], found[1], "")
         if len(found) == 2:
             labels = [label for label, _, _ in [*kept, current][:2]]
             place.html(table(labels, found, bands))

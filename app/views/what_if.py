@@ -52,6 +52,8 @@ def _explore(scenario: Scenario, base: Result) -> None:
             st.error(escaped(error), icon=":material/error:")
             return
         bands = headline.changes("what if", (scenario, base), (changed, result))
+        if bands is not None:  # in the place of the line that says that they follow
+            st.caption("Below each figure P10 to P90 of its difference from the current scenario.")
         _tiles(base, result, bands)
         if moved or price:
             st.code("\n".join((*moved, *price)), language=None)
@@ -155,10 +157,12 @@ def _tiles(base: Result, result: Result, bands: Mapping[str, Band] | None) -> No
     differ = changes(base, result)
     shown = [tile for tile in headline.tiles(result) if tile[2] in SHOWN]
     for place, (label, value, name) in zip(st.columns(2) + st.columns(2), shown, strict=True):
-        by, shade = differ.get(name), headline.colour(name, bands, SHOWN[name])
-        place.metric(label, value, headline.change(name, by) if by else None, delta_color=shade)
-        if by:
-            place.caption(headline.sure(name, bands)[1])
+        by, shade = differ.get(name) or 0.0, headline.colour(name, bands, SHOWN[name])
+        # A difference and its interval always have their lines, so that nothing moves with a slider.
+        place.metric(label, value, headline.change(name, by), delta_color=shade if by else "off")
+        words = headline.sure(name, bands)[1] if by else "no difference"
+        mark = "" if result.memory.fits else f":red[{headline.DOES_NOT_FIT}], "
+        place.caption(f"{mark}{words or headline.WAITING}")
 
 
 def _tornado(scenario: Scenario, base: Result) -> None:
