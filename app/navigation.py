@@ -39,6 +39,9 @@ STYLE = """<style>
 .st-key-a-and-b {gap: 0.25rem; padding: 0.4rem 0.9rem}
 .st-key-scenario-bar [data-testid=stMarkdownContainer] p {line-height: 1.5}
 [data-testid=stDialog] [data-testid=stCodeCopyButton] {opacity: 1}
+.st-key-scenario-bar [data-testid=stPopover] button {max-width: 22rem}
+.st-key-scenario-bar [data-testid=stPopover] button p
+  {overflow: hidden; text-overflow: ellipsis; white-space: nowrap; max-width: 18rem}
 .st-key-timeline-canvas iframe {min-height: 34.5rem}
 [data-testid=stApp] {font-variant-numeric: tabular-nums}
 [data-testid=stCaptionContainer] {opacity: 1}

@@ -78,6 +78,9 @@ LINK_PROBLEM = "link problem"
 _ADOPTED = "adopted together"
 """Session key with the changes of each plan that was adopted, whose chip takes them back together."""
 
+MOST_REFUSALS = 4
+"""Illegal values that are reported at once."""
+
 MOST_NAME = 80
 """Characters of a scenario's name that a visitor may give."""
 
@@ -486,6 +489,23 @@ def form() -> Scenario:
 def left_out() -> tuple[str, ...]:
     """The changes that the scenario of `form` leaves out, because they cannot be built."""
     found: tuple[str, ...] = st.session_state.get("refused", ())
+    return found
+
+
+def refusals(first: MoesimError) -> list[MoesimError]:
+    """`first`, and what else is wrong with the current scenario once the refused change is left out."""
+    found, texts = [first], overrides()
+    while isinstance(found[-1], InputError) and found[-1].key is not None and len(found) < MOST_REFUSALS:
+        rest = tuple(text for text in texts if overridden_key(text) != found[-1].key)
+        if len(rest) == len(texts):
+            break
+        texts = rest
+        try:
+            scenario = build(preset(), texts)
+            compute(f"check/{cache_key(scenario)}", "Checking the plan", predictions.check, scenario)
+            break
+        except MoesimError as error:
+            found.append(error)
     return found
 
 

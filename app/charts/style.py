@@ -48,12 +48,12 @@ def rows_axis(names: Sequence[str]) -> dict[str, Any]:
 def styled(figure: go.Figure, height: int, title: str | None = None) -> go.Figure:
     """Set margins, legend and height; fonts and background come from the page.
 
-    The legend stands at the bottom: the browser's toolbar lies over the upper right corner.
+    The legend stands at the bottom, and the margin at the top holds the browser's toolbar: it covers nothing.
     """
     figure.update_layout(
         height=height,
         title=None if title is None else {"text": title, "font": {"size": 15}},
-        margin={"l": 8, "r": 8, "t": 40 if title else 12, "b": 8},
+        margin={"l": 8, "r": 8, "t": 48 if title else 30, "b": 8},
         legend={
             "orientation": "h",
             "yref": "container",

@@ -108,7 +108,8 @@ def text(columns: Sequence[Column]) -> str:
         prices.append(
             "no price"
             if stated is None
-            else escape(stated.text) + headline.note(f"{stated.kind}, {stated.date}")
+            else escape(stated.text)
+            + headline.note(f"{headline.price_words(column.scenario)}, {stated.date}")
         )
         profiles.append(escape(column.result.profile) + headline.note(meaning(level)))
         memories.append(fit + headline.note(size))
@@ -182,6 +183,9 @@ def show() -> None:
                 "which cannot run as it is.",
                 icon=":material/memory:",
             )
+    headline.mixed_terms(
+        [("ABCD"[n], headline.price_words(scenario)) for n, (_, scenario, _) in enumerate(sides)]
+    )
     for sentence in unlike([(s, r) for _, s, r in sides]):
         st.warning(escaped(sentence), icon=":material/balance:")
     known = headline.draws("compare", [scenario for _, scenario, _ in sides])

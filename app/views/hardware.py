@@ -119,7 +119,7 @@ def _price(row: ClusterRow) -> str:
         return ""
     if row.price is None:
         return f"no price<small>{escape(_short(row.price_problem or 'the cluster states none'))}</small>"
-    terms = getattr(row.price, "terms", "")
+    terms = f"{headline.offer_words(row.price)}: {getattr(row.price, 'terms', '')}".rstrip(": ")
     words = ", ".join(part for part in (terms, row.price.kind, row.price.date) if part)
     return (
         f"${row.price.value:,.2f} a GPU-hour<small>{escape(words)}</small>"
@@ -169,7 +169,7 @@ SEARCHES: dict[Search, str] = {"narrow": "quick", "whole": "every plan"}
 PAID: dict[Payment, str] = {
     "as stated": "each as its data says",
     "on-demand": "all rented on demand",
-    "reserved": "all reserved",
+    "reserved": "all rented for a year",
     "spot": "all rented on the spot market",
     "capacity-block": "all rented in capacity blocks",
     "purchase": "all bought",
@@ -242,7 +242,7 @@ def _question(scenario: Scenario) -> tuple[Question, Payment]:
         PAYMENTS,
         "as stated",
         key="hardware payment",
-        format_func=PAID.__getitem__,
+        format_func=lambda term: PAID.get(term, f"all paid {headline.term_words(term)}"),
         help="Rents are the latest shipped offers of that term; a purchase counts hardware, building, "
         "upkeep and electricity. Prices change no plan",
     )
@@ -341,6 +341,11 @@ def _start(question: Question) -> None:
 
 def _answer(question: Question, plans: Sequence[ClusterPlan], payment: Payment) -> None:
     table = hardware_comparison(question.scenario, plans, payment)
+    terms = [
+        (row.cluster, headline.offer_words(row.price)) for row in table.clusters if row.price is not None
+    ]
+    if payment == "as stated":
+        headline.mixed_terms(terms)
     st.html(text(table))
     _open_as(plans, payment)
     shown = [name for name in CHARTED if any(name in row.figures for row in table.clusters)]

@@ -100,22 +100,42 @@ def price_words(scenario: Scenario) -> str:
     price = scenario.run.price
     if price is not None and price.buy is not None:
         return "bought"
-    terms = {_terms(machine.price_per_gpu_hour) for machine in scenario.machines}
-    if price is not None:
-        terms = {TERMS[price.rent.term]} if price.rent is not None else {"own price"}
-    return ", ".join(sorted(terms))
+    if price is not None and price.rent is not None:
+        return term_words(price.rent.term)
+    if price is not None and price.offer is not None:
+        return term_words(price.offer.term if price.offer.term != "not stated" else price.offer.terms)
+    return ", ".join(sorted({offer_words(machine.price_per_gpu_hour) for machine in scenario.machines}))
 
 
-def _terms(price: Any) -> str:
+def offer_words(price: Any) -> str:
+    """The terms of a price of a GPU-hour in words."""
     if price is None:
         return "without a price"
-    return TERMS[getattr(price, "term", "assumed" if price.kind == "assumed" else "own")]
+    return term_words(getattr(price, "term", "assumed" if price.kind == "assumed" else "own"))
+
+
+def term_words(term: str) -> str:
+    """A term of payment in words; one that this page does not know keeps its own."""
+    return TERMS.get(term, term.replace("-", " "))
+
+
+def mixed_terms(named: Sequence[tuple[str, str]]) -> None:
+    """Warn where prices that are compared have different terms; `named`: (what is paid, its terms)."""
+    if len({terms for _, terms in named}) > 1:
+        told = ", ".join(f"{name}: {terms}" for name, terms in named)
+        st.warning(
+            f"These prices are of different terms ({escaped(told)}): part of a difference in cost is that of "
+            "the terms.",
+            icon=":material/payments:",
+        )
 
 
 TERMS = {
     "on-demand": "on demand",
     "spot": "spot",
     "reserved": "one-year rent",
+    "one-year": "one-year rent",
+    "three-year": "three-year rent",
     "capacity-block": "capacity block",
     "assumed": "assumed price",
     "not stated": "terms not stated",
@@ -169,8 +189,8 @@ def show(
 
 
 STATISTIC = (
-    "Predicted values: every input at its stated value. Duration, GPU-hours and cost are of the main phase "
-    "without stops; Run & cost has the whole run."
+    "Each figure is predicted with every input at its stated value. Duration, GPU-hours and cost are of the "
+    "main phase without interruptions; Run & cost has the whole run."
 )
 
 
@@ -265,16 +285,14 @@ def by_engine(scenario: Scenario, first_order: Mapping[str, Band]) -> None:
     """
     if scenario.fleet is not None or scenario.stages.blocks is not None:
         return
-    with st.expander("Intervals by the engine: 200 runs with all uncertain inputs off together"):
+    with st.expander("A check of these intervals: 200 simulated steps, all uncertain inputs moved together"):
         if not first_order:
-            st.caption("They are compared with the first-order intervals, which come first.")
+            st.caption("The intervals above come first.")
             return
         key = f"interval by engine/{state.cache_key(without_prices(scenario))}"
         work = (predictions.interval_by_engine, scenario)
         try:
-            whole: Result | None = widgets.long_work(
-                "interval by engine", key, "Run the engine 200 times", *work
-            )
+            whole: Result | None = widgets.long_work("interval by engine", key, "Simulate 200 steps", *work)
             found = None if whole is None else moesim.reprice(whole, scenario).uncertainty
         except MoesimError as error:
             st.caption(f"No interval: {escaped(error)}")
@@ -283,14 +301,14 @@ def by_engine(scenario: Scenario, first_order: Mapping[str, Band]) -> None:
             return
         engine, columns = found.by_engine, {}
         known = {name: band for name, band in engine.bands.items() if name in first_order}
-        for kind, bands in (("first order", first_order), ("engine", known)):
+        for kind, bands in (("estimated", first_order), ("simulated", known)):
             for point in POINTS:
                 columns[f"{kind} {point}"] = [
                     written(name, getattr(bands[name], point.lower())) for name in known
                 ]
         st.dataframe({"figure": [TITLES.get(name, name) for name in known], **columns}, hide_index=True)
         st.caption(
-            f"Over these {engine.draws} draws the first-order step time differs from the engine's by "
+            f"Over these {engine.draws} draws the estimated step time differs from the simulated one by "
             f"{engine.first_order_mean:+.2%} in the mean and {engine.first_order_rms:.2%} rms."
         )
 

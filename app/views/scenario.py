@@ -130,7 +130,8 @@ def guard(show: Callable[[Scenario], None]) -> None:
     try:
         show(state.current())
     except MoesimError as error:
-        keys = [error.key] if isinstance(error, InputError) and error.key is not None else []
+        wrong = state.refusals(error)
+        keys = [one.key for one in wrong if isinstance(one, InputError) and one.key is not None]
         # Mark the inputs of these keys with a frame and a word, whatever they show.
         keys += map(overridden_key, state.left_out())
         names = [re.sub(r"[^a-zA-Z0-9_-]", "-", f"st-key-input {key}") for key in keys]
@@ -142,7 +143,7 @@ def guard(show: Callable[[Scenario], None]) -> None:
                 f"<style>{boxes} {{outline: 2px solid {red}; border-radius: 0.5rem}} "
                 f"{labels} {{content: ' not possible here'; color: {red}}}</style>"
             )
-        widgets.complain(error)
+        widgets.complain(*wrong)
         if isinstance(error, InputError | InfeasibleError) and not state.left_out():
             widgets.guard(lambda: offer(state.current()))
 

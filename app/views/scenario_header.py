@@ -289,6 +289,10 @@ ENDS = {"done": ":material/check_circle:", "stopped": ":material/stop_circle:", 
 """Icon of each way to end."""
 
 STYLE = """<style>
+.st-key-tray {position: fixed; bottom: 0; left: 0; width: 210px; max-height: 40vh; overflow-y: auto;
+  z-index: 5; padding: 0.4rem 0.6rem; background: light-dark(#f7f7f6, #1a1d24); border-top: 1px solid
+  light-dark(#d5d8dd, #3a404c)}
+[data-testid=stSidebarContent]:has(.st-key-tray) {padding-bottom: 40vh}
 .st-key-tray [data-testid=stVerticalBlock] {gap: 0.15rem}
 .st-key-tray [data-testid=stMarkdownContainer] {margin-bottom: 0}
 .st-key-tray [data-testid=stMarkdownContainer] p {margin: 0; line-height: 1.3}
@@ -298,7 +302,7 @@ STYLE = """<style>
 .st-key-tray button {min-height: 1.6rem; padding: 0 0.3rem}
 .st-key-tray button p {font-size: 0.85rem}
 </style>"""
-"""Close together, because the tray shares the sidebar with the pages."""
+"""At the foot of the sidebar whatever its pages need, and close together."""
 
 
 def show_tray() -> None:

@@ -70,7 +70,11 @@ MOST_BANDS = 8
 def show_answer(scenario: Scenario, found: Survey) -> None:
     """Draw the known points of a sweep, the best first."""
     names = [n for n in FIGURES if any(p.figures.get(n) is not None for p in found.points)]
-    show: dict[str, Any] = {"format_func": lambda n: FIGURES[n][0], "key": "sweep figure"}
+    paid = headline.price_words(scenario)
+    show: dict[str, Any] = {
+        "format_func": lambda n: f"{FIGURES[n][0]}, {paid}" if n == "cost_usd" else FIGURES[n][0],
+        "key": "sweep figure",
+    }
     name = forms.one_of(st.selectbox, "Figure", "sweep.figure", names, names[0], **show)
     ranked = _ranked(found.points, name)
     best = ranked[0] if ranked[0].status == "ok" and ranked[0].figures.get(name) is not None else None

@@ -147,7 +147,8 @@ def _price(scenario: Scenario) -> list[str]:
         "step": 0.05,
         "help": "Arithmetic on the predicted hours: nothing is simulated again",
     }
-    label, most, key = "Price ($ a GPU-hour)", max(12.0, now), f"what if price {now:g}"
+    label = f"Price ($ a GPU-hour), now {headline.price_words(scenario)}"
+    most, key = max(12.0, now), f"what if price {now:g}"
     price = forms.number(st.slider, label, "what-if.price", 0.0, most, now, key=key, **more)
     return [] if price == now else [f"cluster.price_per_gpu_hour=${price:g}/h"]
 
@@ -167,9 +168,9 @@ def _tiles(base: Result, result: Result, bands: Mapping[str, Band] | None) -> No
 
 def _tornado(scenario: Scenario, base: Result) -> None:
     st.header("What matters most")
-    st.markdown("Every uncertain input alone at its 10 % and 90 % point.")
+    st.markdown("How far the step moves when one uncertain input alone is at its 10 % or 90 % point.")
     key, work = f"sensitivity/{state.cache_key(scenario)}", (predictions.sensitivity, scenario)
-    found: Sensitivity | None = widgets.long_work("tornado", key, "Compute the tornado", *work)
+    found: Sensitivity | None = widgets.long_work("tornado", key, "Rank the uncertain inputs", *work)
     if found is None:
         return
     rows = [
@@ -177,5 +178,5 @@ def _tornado(scenario: Scenario, base: Result) -> None:
         for row in found.rows()
     ]
     widgets.figure(
-        charts.tornado(rows, base.step.time_s), "Tornado: step time with each input at its ends", "tornado"
+        charts.tornado(rows, base.step.time_s), "Step time with each uncertain input at its ends", "tornado"
     )

@@ -121,7 +121,7 @@ def test_intervals_come_when_they_are_known() -> None:
     shown = f"{days.p10:.1f} days to {days.p90:.1f} days"
     until(app, lambda page: any(shown in caption.value for caption in page.caption))
     assert any("$" in text for text in metrics(app).values())
-    assert app.button(key="start interval by engine").label == "Run the engine 200 times"
+    assert app.button(key="start interval by engine").label == "Simulate 200 steps"
     kept = {name: jobs.cache.get(name) for name in list(jobs.cache._values) if name.startswith("interval/")}
     step = bands.bands["step_time_s"]
     keys = [name for name, one in kept.items() if one.uncertainty.bands["step_time_s"] == step]
@@ -135,8 +135,8 @@ def test_intervals_come_when_they_are_known() -> None:
     for key in keys:  # tests before this one may have kept others
         jobs.cache.put(key.replace("interval/", "interval by engine/"), pickle.dumps(more))
     app.run()
-    shown = table(app, "engine P90")
-    assert list(shown["engine P90"]) == list(shown["first order P90"])
+    shown = table(app, "simulated P90")
+    assert list(shown["simulated P90"]) == list(shown["estimated P90"])
     assert "cost" in set(shown["figure"])
     assert any("-0.84% in the mean and 2.05% rms" in caption.value for caption in app.caption)
 
