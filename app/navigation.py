@@ -42,6 +42,7 @@ STYLE = """<style>
 .st-key-scenario-bar [data-testid=stPopover] button {max-width: 22rem}
 .st-key-scenario-bar [data-testid=stPopover] button p
   {overflow: hidden; text-overflow: ellipsis; white-space: nowrap; max-width: 18rem}
+.st-key-progress-line {height: 1.7rem; overflow: hidden}
 .st-key-timeline-canvas iframe {min-height: 34.5rem}
 [data-testid=stApp] {font-variant-numeric: tabular-nums}
 [data-testid=stCaptionContainer] {opacity: 1}

@@ -45,37 +45,40 @@ def _explore(scenario: Scenario, base: Result) -> None:
         price = _price(scenario)
     state.publish()  # the address holds the sliders
     with right:
-        try:
-            changed = scenario.overridden(*moved, *price)
-            result = state.result_of(changed)
-        except MoesimError as error:
-            st.error(escaped(error), icon=":material/error:")
+        problem: MoesimError | None = None
+        with st.container(key="progress-line", gap=None):  # as high as one line, whatever it says
+            try:
+                changed = scenario.overridden(*moved, *price)
+                result = state.result_of(changed)
+            except MoesimError as error:
+                problem = error
+            else:
+                bands = headline.changes("what if", (scenario, base), (changed, result))
+                if bands is not None:
+                    st.caption("Below each figure P10 to P90 of its difference from the current scenario.")
+        if problem is not None:
+            st.error(escaped(problem), icon=":material/error:")
             return
-        bands = headline.changes("what if", (scenario, base), (changed, result))
-        if bands is not None:  # in the place of the line that says that they follow
-            st.caption("Below each figure P10 to P90 of its difference from the current scenario.")
         _tiles(base, result, bands)
-        if moved or price:
-            st.code("\n".join((*moved, *price)), language=None)
-            if st.button("Make this the current scenario", key="adopt"):
-                state.adopt(changed)
-                forms.clear("what-if.")
-                st.rerun(scope="app")
-        else:
-            st.caption("Nothing is changed: move a slider.")
-        if moved:
-            widgets.figure(
-                charts.waterfall(
-                    "now",
-                    base.step.time_s,
-                    [(row.cause, row.seconds[1] - row.seconds[0]) for row in waterfall([base, result])],
-                    "what if",
-                    result.step.time_s,
-                    sure=headline.sure("step_time_s", bands)[0],
-                ),
-                f"From {base.step.time_s:.3f} s to {result.step.time_s:.3f} s by cause",
+        # The same parts whatever is moved, and the changes last: nothing jumps under the pointer.
+        note = "" if moved or price else "Nothing is changed: move a slider"
+        if st.button("Make this the current scenario", key="adopt", disabled=bool(note), help=note or None):
+            state.adopt(changed)
+            forms.clear("what-if.")
+            st.rerun(scope="app")
+        widgets.figure(
+            charts.waterfall(
+                "now",
+                base.step.time_s,
+                [(row.cause, row.seconds[1] - row.seconds[0]) for row in waterfall([base, result])],
                 "what if",
-            )
+                result.step.time_s,
+                sure=headline.sure("step_time_s", bands)[0],
+            ),
+            f"From {base.step.time_s:.3f} s to {result.step.time_s:.3f} s by cause",
+            "what if",
+        )
+        st.code("\n".join((*moved, *price)) or "# nothing is changed", language=None)
 
 
 def _kernels(scenario: Scenario) -> list[str]:

@@ -177,7 +177,7 @@ def test_nvlink_is_doubled_by_the_keyboard(visit: Visit) -> None:
     page.keyboard.press("Enter")
     doubled(page)
     page.keyboard.press("Enter")  # once more takes it back
-    page.get_by_text("Nothing is changed").wait_for()
+    page.get_by_text("# nothing is changed").wait_for()
     assert page.get_by_test_id("stException").count() == 0
 
 
