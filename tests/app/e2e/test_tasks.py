@@ -107,7 +107,7 @@ def test_a_run_with_failures_and_a_three_year_price_takes_four_clicks(visit: Vis
     clicks.on(page.get_by_role("combobox", name="Failure rate as at"))
     assert page.get_by_text("Assumed by rule: run.failures = llama3-16k-h100").count() == 1
     clicks.on(page.get_by_role("option", name="meta-rsc1"))
-    page.locator("[class*='st-key-chip-run-failures'] button").wait_for()
+    page.locator(".st-key-chips").get_by_text("failures as at meta-rsc1").wait_for()
     visitor.settled()
     page.get_by_text("Best interval").wait_for()  # between checkpoints
     assert float(visitor.metric("Days").inner_text()) != float(days), "another failure rate, the same days"
