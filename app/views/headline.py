@@ -103,7 +103,7 @@ def price_words(scenario: Scenario) -> str:
     if price is not None and price.rent is not None:
         return term_words(price.rent.term)
     if price is not None and price.offer is not None:
-        return term_words(price.offer.term if price.offer.term != "not stated" else price.offer.terms)
+        return term_words(price.offer.terms) if price.offer.term == "not stated" else offer_words(price.offer)
     return ", ".join(sorted({offer_words(machine.price_per_gpu_hour) for machine in scenario.machines}))
 
 
@@ -111,7 +111,9 @@ def offer_words(price: Any) -> str:
     """The terms of a price of a GPU-hour in words."""
     if price is None:
         return "without a price"
-    return term_words(getattr(price, "term", "assumed" if price.kind == "assumed" else "own"))
+    if getattr(price, "term", "not stated") != "not stated":
+        return str(getattr(price, "label", "")) or term_words(price.term)
+    return term_words("assumed" if price.kind == "assumed" else "own")
 
 
 def term_words(term: str) -> str:

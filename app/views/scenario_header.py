@@ -200,11 +200,28 @@ def _scenario_header_buttons() -> None:
             ("pin", "keep", pin, scenario_store.pin, free),
         ):
             widgets.button(f":material/{icon}:", key, act, help=note, disabled=not possible)
-        if st.button(":material/link:", key="copy link", help="Copy a link to this page"):
-            _show_link()
+        widgets.button(":material/link:", "copy link", _ask_link, help="Copy a link to this page")
+    if st.session_state.get(LINK_OF) == _here():  # drawn again with the page, which would else close it
+        _show_link()
 
 
-@st.dialog("A link to this page")
+LINK_OF = "link shown"
+"""Session key with the page and scenario whose link is shown."""
+
+
+def _here() -> tuple[str, str, tuple[str, ...]]:
+    return str(st.context.url or "").partition("?")[0], state.preset(), state.overrides()
+
+
+def _ask_link() -> None:
+    st.session_state[LINK_OF] = _here()
+
+
+def _no_link() -> None:
+    st.session_state.pop(LINK_OF, None)
+
+
+@st.dialog("A link to this page", on_dismiss=_no_link)
 def _show_link() -> None:
     """Offer the address of this page, short and long, each with a button that copies it."""
     state.publish()
