@@ -38,7 +38,7 @@ STYLE = """<style>
 :is(.st-key-a-and-b, .st-key-chips) button {min-height: 1.8rem}
 .st-key-a-and-b {gap: 0.25rem; padding: 0.4rem 0.9rem}
 .st-key-scenario-bar [data-testid=stMarkdownContainer] p {line-height: 1.5}
-[data-testid=stDialog] [data-testid=stCode] * {opacity: 1 !important}
+[data-testid=stDialog] [data-testid=stCode] * {visibility: visible !important}
 .st-key-scenario-bar [data-testid=stPopover] button {max-width: 22rem}
 .st-key-scenario-bar [data-testid=stPopover] button p
   {overflow: hidden; text-overflow: ellipsis; white-space: nowrap; max-width: 18rem}

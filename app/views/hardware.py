@@ -146,9 +146,8 @@ def _figure(row: ClusterRow, first: ClusterRow, name: str, more_is_better: bool)
     told, low, high = (
         f"{value / abs(base.predicted):+.0%}" for value in (change.predicted, change.p10, change.p90)
     )
-    if not change.has_sign:
-        return cell + headline.note(f"uncertain: {low} to {high}")
-    return cell + headline.difference(f"{told} ({low} to {high})", (change.predicted > 0.0) == more_is_better)
+    better = (change.predicted > 0.0) == more_is_better
+    return cell + headline.delta(told, low, high, change.has_sign, better)
 
 
 def _written(name: str, value: float) -> str:

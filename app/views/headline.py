@@ -392,6 +392,13 @@ def difference(text: str, better: bool) -> str:
     return f'<small class="{"better" if better else "worse"}">{escape(text)}</small>'
 
 
+def delta(told: str, low: str, high: str, sure: bool, better: bool) -> str:
+    """A line with a difference and its P10 to P90: coloured beyond its uncertainty, else grey and said so."""
+    if sure:
+        return difference(f"{told} ({low} to {high})", better)
+    return note(f"{told}, uncertain ({low} to {high})")
+
+
 def badge_of(confidence: str) -> str:
     """The word for a level of confidence in its colour."""
     return f'<span class="badge {escape(confidence)}">{escape(rates(confidence))}</span>'

@@ -121,9 +121,6 @@ def _chosen(key: str, name: str) -> None:
 # -- repair ------------------------------------------------------------------------------------------
 # What to do about a scenario that is illegal or does not fit: mark its field, offer plans that fit.
 
-PLAN_KEYS = ("schedule", "recompute")
-"""Keys of a repair that stand at the top of a scenario; the others are below `parallel`."""
-
 
 def guard(show: Callable[[Scenario], None]) -> None:
     """Draw what depends on the current scenario, or say what is wrong with it and how to mend it."""

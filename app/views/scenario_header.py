@@ -97,18 +97,17 @@ def _differing(first: Scenario, other: Scenario) -> str:
 
 
 def _difference(name: str, by: float | None, bands: Mapping[str, Band] | None) -> str:
-    """One difference with its interval: coloured beyond its uncertainty, grey inside it or while that is
-    computed."""
+    """One difference with its interval, which may follow."""
     if by is None:
         return ""
     told = headline.change(name, by)
     if told == headline.SAME:
         return headline.note(told)
-    known, words = headline.sure(name, bands)
-    ends = words.removeprefix("P10 to P90: ") if bands is not None else "interval follows"
-    if known:
-        return headline.difference(told, (by > 0.0) == FIGURES[name]) + headline.note(ends)
-    return headline.note(told) + headline.note(ends.replace("within its uncertainty", "uncertain"))
+    band = None if bands is None else bands.get(name)
+    if band is None:
+        return headline.note(told) + headline.note("interval follows")
+    ends = headline.change(name, band.p10), headline.change(name, band.p90)
+    return headline.delta(told, *ends, band.has_sign, (by > 0.0) == FIGURES[name])
 
 
 def _buttons(sides: Sequence[scenario_store.Kept], current: scenario_store.Kept, kept: int) -> None:
