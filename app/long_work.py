@@ -173,7 +173,7 @@ def value(place: str, key: str, what: str, function: Callable[..., Any], *args: 
         if entry is not None:
             tray.give_up(entry)
         entry = st.session_state[name] = tray.beside(
-            visitors.current(), origin(what[:1].upper() + what[1:]), key, function, *args
+            visitors.current(), origin(what[:1].upper() + what[1:] or "Intervals"), key, function, *args
         )
     if entry.is_open:
         _poll(name, entry, what)

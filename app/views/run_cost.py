@@ -140,13 +140,19 @@ def _inputs(scenario: Scenario, assumed: Sequence[Default]) -> None:
             st.checkbox("Write behind training", key=name, on_change=_changed, args=("asynchronous", name))
     name = widgets.place("spares", run.spares.count if run.spares else 0)
     st.number_input("Spare nodes", 0, 1000, step=1, key=name, on_change=_changed, args=("spares", name))
+    _prices(scenario)
+
+
+def _prices(scenario: Scenario) -> None:
+    """Inputs of what the run is paid with."""
+    price = scenario.run.price
     st.header("Prices")
     accelerator = scenario.machine.accelerator.name
     terms = sorted({o.term for o in load_prices(accelerator).offers}) if accelerator in list_prices() else []
     bought = (f"buy: {name}" for name in list_purchases(accelerator))
     own = (f"own rate: {term}" for term in OWN_TERMS)
     ways = [CLUSTERS_PRICE, *(f"rent: {term}" for term in terms), *bought, *own]
-    way, price = CLUSTERS_PRICE, run.price
+    way = CLUSTERS_PRICE
     if price is not None and price.rent is not None:
         way = f"rent: {price.rent.term}"
     elif price is not None and price.offer is not None:

@@ -306,7 +306,7 @@ ENDS = {"done": ":material/check_circle:", "stopped": ":material/stop_circle:", 
 
 STYLE = """<style>
 .st-key-tray {position: fixed; bottom: 0; left: 0; width: 210px; max-height: 40vh; overflow-y: auto;
-  z-index: 5; padding: 0.4rem 0.6rem; background: light-dark(#f7f7f6, #1a1d24); border-top: 1px solid
+  z-index: 5; padding: 0.4rem 0.6rem; background: light-dark(#f8f8f7, #21201d); border-top: 1px solid
   light-dark(#d5d8dd, #3a404c)}
 [data-testid=stSidebarContent]:has(.st-key-tray) {padding-bottom: 40vh}
 .st-key-tray [data-testid=stVerticalBlock] {gap: 0.15rem}

@@ -16,9 +16,9 @@ from moesim.simulator.predict.work_size import Band, Uncertainty
 from moesim.simulator.scenario.sections import Fault, NodeLoss
 
 if TYPE_CHECKING:
-    from moesim.simulator.predict.result import Result
     from moesim.simulator.run.report import RunReport
     from moesim.simulator.scenario import Scenario
+    from moesim.simulator.scenario.defaults import Default
 
 
 class Figures(Protocol):
@@ -134,6 +134,22 @@ def bands_of_figures(result: Figures, uncertainty: Uncertainty) -> dict[str, Ban
 # -- what figures stand on ---------------------------------------------------------------------------
 
 
+class EvidentFigures(Figures, Protocol):
+    """The fields of a result that say what its figures stand on."""
+
+    @property
+    def confidence(self) -> Confidence:
+        """Level of the evidence behind the GEMM rates."""
+
+    @property
+    def extrapolated(self) -> tuple[str, ...]:
+        """Inputs that were assumed or extrapolated."""
+
+    @property
+    def defaults(self) -> tuple[Default, ...]:
+        """Values that rules chose."""
+
+
 @dataclass(frozen=True, slots=True)
 class FigureBasis:
     """What a figure stands on: the weakest level of evidence that decides it, and why in a few words.
@@ -146,7 +162,7 @@ class FigureBasis:
     reason: str
 
 
-def figure_bases(scenario: Scenario, result: Result) -> dict[str, FigureBasis]:
+def figure_bases(scenario: Scenario, result: EvidentFigures) -> dict[str, FigureBasis]:
     """What each headline figure of a result stands on, by the figure's name.
 
     A figure of the step stands on the rates and on every assumed input; days and cost also on the tokens of
@@ -169,7 +185,9 @@ def figure_bases(scenario: Scenario, result: Result) -> dict[str, FigureBasis]:
     return dict.fromkeys(names, step) | {"days": run, "gpu_hours": run, "cost_usd": cost}
 
 
-def run_bases(scenario: Scenario, result: Result, report: RunReport, by_rule: bool) -> dict[str, FigureBasis]:
+def run_bases(
+    scenario: Scenario, result: EvidentFigures, report: RunReport, by_rule: bool
+) -> dict[str, FigureBasis]:
     """What the figures of a whole run stand on; `by_rule`: nobody stated its failures and checkpoints."""
     bases, failures = figure_bases(scenario, result), scenario.run.failures
     stops = FigureBasis("unknown", "the run states no failures")
