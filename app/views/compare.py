@@ -145,8 +145,8 @@ def _figure(column: Column, first: Column, name: str) -> str:
     told, band = _change(name, by), None if column.differences is None else column.differences.get(name)
     if told == headline.SAME or band is None:  # it may as well be none, or nobody knows yet
         return cell + headline.note(told)
-    ends = _change(name, band.p10), _change(name, band.p90)
-    return cell + headline.delta(told, *ends, band.has_sign, (by > 0.0) == (name in MORE_IS_BETTER))
+    low, high = _change(name, band.p10), _change(name, band.p90)
+    return cell + headline.delta(told, low, high, band.has_sign, (by > 0.0) == (name in MORE_IS_BETTER))
 
 
 def _change(name: str, by: float) -> str:
