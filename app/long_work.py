@@ -23,8 +23,8 @@ TITLES: Mapping[str, str] = {
     "sweep": "Sweep",
     "fleet plan": "Fleet search",
     "neighbours": "Single changes",
-    "tornado": "What matters most",
-    "interval by engine": "Interval by the engine",
+    "tornado": "Ranking the uncertain inputs",
+    "interval by engine": "Checking the intervals",
     "whole": "Every GPU simulated",
     "evidence": "Scoreboard",
     "trace own": "Reading a trace",
@@ -174,7 +174,7 @@ def value(place: str, key: str, what: str, function: Callable[..., Any], *args: 
         if entry is not None:
             tray.give_up(entry)
         entry = st.session_state[name] = tray.beside(
-            visitors.current(), origin(what[:1].upper() + what[1:]), key, function, *args
+            visitors.current(), origin(what[:1].upper() + what[1:] or "Intervals"), key, function, *args
         )
     if entry.is_open:
         _poll(name, entry, what)

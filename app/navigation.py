@@ -35,6 +35,14 @@ STYLE = """<style>
 [data-testid=stSidebarNavItems] > li::before
   {display: block; margin: 0.6rem 0 0.15rem 0.5rem; font-size: 0.8rem; color: light-dark(#5c626b, #a8adb8)}
 :is(.st-key-chips, .st-key-scenario-buttons) button {min-height: 2rem; padding: 0 0.6rem; border-radius: 1rem}
+:is(.st-key-a-and-b, .st-key-chips) button {min-height: 1.8rem}
+.st-key-a-and-b {gap: 0.25rem; padding: 0.4rem 0.9rem}
+.st-key-scenario-bar [data-testid=stMarkdownContainer] p {line-height: 1.5}
+[data-testid=stDialog] [data-testid=stCode] * {visibility: visible !important}
+.st-key-scenario-bar [data-testid=stPopover] button {max-width: 22rem}
+.st-key-scenario-bar [data-testid=stPopover] button p
+  {overflow: hidden; text-overflow: ellipsis; white-space: nowrap; max-width: 18rem}
+.st-key-progress-line {height: 1.7rem; overflow: hidden}
 .st-key-timeline-canvas iframe {min-height: 34.5rem}
 [data-testid=stApp] {font-variant-numeric: tabular-nums}
 [data-testid=stCaptionContainer] {opacity: 1}
@@ -103,6 +111,7 @@ def run(pages_of: Sequence[tuple[str, str, str]]) -> None:
             rules.append(f'{place} {{content: "{heading}"}}')
         number += len(names)
     st.html(f"{STYLE}<style>{chr(10).join(rules)}</style>")
+    scenario_store.open_short_link()
     state.synchronise()
     scenario_store.synchronise()
     facts = _view("scenario_header").show()

@@ -119,6 +119,13 @@ def neighbour_bands(scenario: Scenario, result: Result, neighbours: tuple[Neighb
     return change_bands(jobs.admit(scenario), result, neighbours)
 
 
+def point_bands(
+    scenario: Scenario, points: tuple[tuple[dict[str, Any], float], ...], metric: str
+) -> list[tuple[Band, Band] | None]:
+    """Intervals of a figure at points of a sweep, and of their differences from the first."""
+    return moesim.simulator.studies.compare.point_bands(jobs.admit(scenario), points, metric)
+
+
 def profiles(cluster: str | Cluster) -> tuple[str, list[str]]:
     """(best shipped calibration profile for a cluster, all that fit it)."""
     accelerator = (load_cluster(cluster) if isinstance(cluster, str) else cluster).accelerator

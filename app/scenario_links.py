@@ -16,14 +16,17 @@ from urllib.parse import urlencode
 from pydantic import BaseModel
 
 from moesim.app import uploads
+from moesim.app.texts import compact
 from moesim.hwmodels import list_clusters, load_cluster
 from moesim.hwmodels.accelerator import list_accelerators, load_accelerator
+from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.network import list_networks, load_network
 from moesim.hwmodels.node import list_nodes, load_node
 from moesim.hwmodels.provenance import OWN, STATED_IN
+from moesim.hwmodels.units import parse_quantity
 from moesim.hwmodels.yaml_io import check, parse_mapping
-from moesim.simulator.common.texts import overridden_key, split_key_value
+from moesim.simulator.common.texts import overridden_key, split_key_value, value_of
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.machine import may_change_machine
 
@@ -251,6 +254,131 @@ def read(text: str) -> tuple[str, tuple[str, ...]]:
         raise InputError("is not a list of a preset and overrides")
     check(data, MOST_WRITTEN, MOST_WRITTEN)
     return data[0], tuple(data[1:])
+
+
+# -- names for people --------------------------------------------------------------------------------
+# A scenario is called by what differs from its preset: "NVLink x2, 8 SMs".
+
+UP_KEYS = ("cluster.node.accelerator.scale_up_bandwidth", "cluster.node.scale_up.fabric.link_bandwidth")
+NIC_KEYS = ("cluster.node.nic_bandwidth", "cluster.network.fabric.link_bandwidth")
+HIDDEN = ("name", "description")
+"""Changes that name the scenario, and are no part of its difference."""
+_WORDS: Mapping[str, str] = {
+    "communication.sms": "{} {units}",
+    "communication.kernels": "{} kernels",
+    "parallel.pp": "PP{}",
+    "parallel.ep": "EP{}",
+    "parallel.tp": "TP{}",
+    "parallel.cp": "CP{}",
+    "parallel.vpp": "VPP{}",
+    "parallel.expert_tp": "expert TP{}",
+    "parallel.microbatch": "micro-batch {}",
+    "parallel.zero_stage": "ZeRO-{}",
+    "batch.sequences": "{} sequences",
+    "batch.sequence_length": "{} tokens a sequence",
+    "cluster.nodes": "{} nodes",
+    "cluster.network": "network {}",
+    "cluster.energy": "electricity of {}",
+    "cluster.price_per_gpu_hour": "{} a GPU",
+    "model": "{}",
+    "cluster": "on {}",
+    "schedule": "{}",
+    "precision": "{}",
+    "recompute": "recompute {}",
+    "profile": "rates of {}",
+    "routing.expert_load_cv": "load spread {}",
+    "run": "run of {}",
+    "run.tokens": "{} tokens",
+    "run.start": "start {}",
+    "run.failures": "failures as at {}",
+    "run.restart": "restarts as at {}",
+}
+"""What people call a change of a key; `{}` is its value."""
+MOST_WORDS = 4
+"""Differences that a name states; of the others it gives the number."""
+
+
+def named(name: str, texts: Sequence[str], base: Scenario | None = None) -> str:
+    """What people call a scenario: the name that it was given, else what differs from its preset.
+
+    `base`: the preset as shipped, where it can be read. A name that a page chose after model and cluster
+    stands before the differences, as an uploaded scenario's own does.
+    """
+    own = {overridden_key(text): _value(text) for text in texts}
+    given, about = own.get("name"), str(own.get("description") or "")
+    model, on, machine = about.partition(" on ")
+    chosen = f"{model}-{machine.replace(',', '').replace(' ', 'x', 1)}" if on else ""
+    if isinstance(given, str) and given != chosen:
+        return given[:80]
+    upload = uploads.TOKEN.fullmatch(name) is not None
+    first = [given] if isinstance(given, str) else [uploads.name_of(name)] if upload else []
+    skipped = ("model", "cluster", "profile", "run") if isinstance(given, str) else ()
+    words = [text for keys, text in differences(texts, base) if keys[0].split(".")[0] not in skipped]
+    more = [f"{len(words) - MOST_WORDS} more"] if len(words) > MOST_WORDS else []
+    return ", ".join([*first, *words[:MOST_WORDS], *more]) or uploads.with_names(name)
+
+
+def differences(texts: Sequence[str], base: Scenario | None = None) -> list[tuple[tuple[str, ...], str]]:
+    """(keys, words) of each change, in order; keys that belong together are one change."""
+    found: dict[tuple[str, ...], str] = {}
+    for text in texts:
+        key = overridden_key(text)
+        if key in HIDDEN:
+            continue
+        family = next((f for f in (UP_KEYS, NIC_KEYS) if key in f), (key,))
+        before = next((known for known in found if set(known) & set(family)), ())
+        words = found.pop(before, None)
+        found[(*before, key)] = words or _said(key, text, base)
+    return list(found.items())
+
+
+def _said(key: str, text: str, base: Scenario | None) -> str:
+    """One change in words, such as "NVLink x2"; a value that is a description is left out."""
+    value, machine = _value(text), None
+    if base is not None:
+        with suppress(InputError):
+            machine = base.machine
+    if key in (*UP_KEYS, *NIC_KEYS):
+        link = "NIC" if key in NIC_KEYS else scale_up_name(machine)
+        return f"{link} {_factor(key, value, base)}"
+    if key == "run.price" and isinstance(value, Mapping):
+        rent = value.get("rent")
+        return f"rent {rent.get('term')}" if isinstance(rent, Mapping) else f"bought: {value.get('buy')}"
+    if key == "routing.load" and isinstance(value, Mapping) and "exponent" in value:
+        return f"Zipf {value['exponent']}"
+    form = _WORDS.get(key, f"{key.rpartition('.')[2].replace('_', ' ')} {{}}")
+    if value is None:
+        shown = "none"
+    elif isinstance(value, Mapping | list):
+        shown = "hardware of your own" if key == "cluster" else "changed"
+    elif isinstance(value, int) and not isinstance(value, bool):
+        shown = compact(value) if key == "run.tokens" else f"{value:,}"
+    else:
+        shown = uploads.with_names(str(value))[:40]
+    units = "SMs" if machine is None else f"{machine.accelerator.unit_name}s"
+    return form.replace("{units}", units).replace("{}", shown)
+
+
+def _factor(key: str, value: Any, base: Scenario | None) -> str:
+    """A bandwidth as a multiple of the preset's, such as "x2"; as it is written where that is not known."""
+    with suppress(InputError, AttributeError, TypeError, ZeroDivisionError):
+        before: Any = None if base is None else base.machine
+        for part in key.split(".")[1:]:
+            before = getattr(before, part)
+        return f"x{parse_quantity(str(value), 'bytes_per_s') / before.value:.3g}"
+    return str(value)[:40]
+
+
+def scale_up_name(machine: Cluster | None) -> str:
+    """What people call the links inside a node."""
+    vendor = "NVIDIA" if machine is None else machine.accelerator.vendor
+    return {"NVIDIA": "NVLink", "AMD": "Infinity Fabric"}.get(vendor, "Scale-up")
+
+
+def _value(text: str) -> Any:
+    with suppress(InputError):
+        return value_of(text, "a change")
+    return split_key_value(text)[1]
 
 
 def readable(text: str) -> str:

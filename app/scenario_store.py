@@ -8,23 +8,25 @@ is set aside, never deleted. No error of the file reaches a page: `problem` says
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from base64 import b32encode
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import parse_qs
 
 import streamlit as st
 
-from moesim.app import scenario_links, state, uploads, visitors
-from moesim.app.texts import escaped
-from moesim.hwmodels.errors import InputError
+from moesim.app import scenario_links, state, visitors
+from moesim.app.texts import escaped, money, written
+from moesim.hwmodels.errors import InputError, MoesimError
 from moesim.hwmodels.files import make_private_folder
-from moesim.simulator.common.texts import overridden_key, split_key_value
 from moesim.simulator.studies import result_cache
 from moesim.simulator.studies.store import is_full_disk
 
@@ -32,6 +34,8 @@ FILE = "scenarios.sqlite"
 MOST_PER_OWNER = 40
 MOST_ROWS = 20_000
 """Limits on the scenarios of one visitor and of all; those changed longest ago are forgotten first."""
+LINKS, MOST_LINKS = "short links", 5_000
+"""Owner of the short links of everybody, and how many are kept."""
 MOST_WAITING = 1_000
 """Most changes that wait in memory for a file that cannot be written; the oldest are given up."""
 BUSY_S, PAUSE_S = 0.5, 5.0
@@ -55,12 +59,25 @@ log = logging.getLogger("moesim.app")
 
 @dataclass(frozen=True, slots=True)
 class StoredScenario:
-    """A scenario of a visitor: its id, name, the text of its link, and when it was changed (s since 1970)."""
+    """A scenario of a visitor: its id, name, the text of its link, and when it was changed (s since 1970).
+
+    The first line of `name` is the name; the second has step and cost, where they were known.
+    """
 
     number: str
     name: str
     written: str
     changed_s: float
+
+    @property
+    def title(self) -> str:
+        """The name alone."""
+        return self.name.partition("\n")[0]
+
+    @property
+    def figures(self) -> str:
+        """Step and cost in words; empty where they were not known."""
+        return self.name.partition("\n")[2]
 
 
 _waiting: dict[tuple[str, str], StoredScenario | None] = {}
@@ -171,7 +188,7 @@ def _write(base: sqlite3.Connection) -> None:
             base.execute(
                 "DELETE FROM scenarios WHERE owner = ? AND number NOT IN (SELECT number FROM scenarios "
                 "WHERE owner = ? ORDER BY changed_s DESC LIMIT ?)",
-                (owner, owner, MOST_PER_OWNER),
+                (owner, owner, MOST_LINKS if owner == LINKS else MOST_PER_OWNER),
             )
     base.execute(
         "DELETE FROM scenarios WHERE rowid NOT IN (SELECT rowid FROM scenarios "
@@ -274,14 +291,26 @@ def _sentence(folder: str, error: Exception) -> str:
 
 
 def remember() -> None:
-    """Store the current scenario, if it was changed since; a preset as shipped is not stored."""
+    """Store the current scenario, if it or its figures changed since; a preset as shipped is not stored."""
     number, preset, texts = state.object_id(), state.preset(), state.overrides()
-    shown = (number, preset, texts)
     if not texts and not preset.startswith("upload-"):
         return
+    name = "\n".join(filter(None, (state.title(), figures())))
+    shown = (number, preset, texts, name)
     if st.session_state.get("remembered") != shown:
         st.session_state["remembered"] = shown
-        put(visitors.current(), number, state.title(), scenario_links.written(preset, texts))
+        put(visitors.current(), number, name, scenario_links.written(preset, texts))
+
+
+def figures() -> str:
+    """Step and cost of the current scenario in words; empty where they are not known."""
+    with suppress(MoesimError):
+        result = state.known_result(state.current())
+        if result is not None:
+            fit = "" if result.memory.fits else ", does not fit"
+            step = written("step_time_s", result.step.time_s)
+            return f"{step} a step, {money(result.run.cost_usd)}{fit}"
+    return ""
 
 
 def notice() -> None:
@@ -289,6 +318,43 @@ def notice() -> None:
     problem = store_problem()
     if problem is not None:
         st.warning(escaped(problem), icon=":material/warning:")
+
+
+# -- short links -------------------------------------------------------------------------------------
+# The server keeps a page's address under a short code; the long address needs no server.
+
+SHORT = "link"
+"""Query parameter with the code of a short link."""
+
+
+def short_link(query: str) -> str | None:
+    """The code under which an address is kept, the same for equal addresses; None where nothing is kept."""
+    digest = hashlib.sha256(query.encode()).digest()
+    code = b32encode(digest)[:10].decode().lower()
+    put(LINKS, code, "", query)
+    with _lock:
+        return None if (LINKS, code) in _waiting else code
+
+
+def open_short_link() -> None:
+    """Replace the code of a short link in the address by the address that it stands for."""
+    code = st.query_params.get(SHORT)
+    if code is None:
+        return
+    del st.query_params[SHORT]
+
+    def read(base: sqlite3.Connection) -> Any:
+        query = "SELECT written FROM scenarios WHERE owner = ? AND number = ?"
+        return base.execute(query, (LINKS, code[:40])).fetchone() or ("",)
+
+    with _lock:
+        waits = _waiting.get((LINKS, code))
+        found = (waits.written,) if waits is not None else _on_disk("read", read)
+    if found is None or not found[0]:
+        why = "it cannot be read now" if found is None else "this server does not know it (any more)"
+        st.session_state[state.LINK_PROBLEM] = f"The short link {code[:40]} cannot be opened: {why}."
+        return
+    st.query_params.from_dict(parse_qs(str(found[0])))
 
 
 def open_recent(number: str) -> None:
@@ -300,7 +366,7 @@ def open_recent(number: str) -> None:
         preset, texts = scenario_links.read(found.written)
     except InputError as error:
         remove(visitors.current(), number)
-        st.session_state[state.LINK_PROBLEM] = f"{found.name} cannot be opened any more: {error}"
+        st.session_state[state.LINK_PROBLEM] = f"{found.title} cannot be opened any more: {error}"
         return
     st.session_state["scenario id"] = number
     state.open_scenario(preset, texts)
@@ -331,7 +397,7 @@ _WRITTEN = "pins written"
 """Session key with what the address was given last, which may come back once more after an unpin."""
 
 Kept = tuple[str, str, tuple[str, ...]]
-"""A pinned scenario: label, preset, changes."""
+"""A pinned scenario: name, preset, changes."""
 
 
 def pinned() -> list[Kept]:
@@ -350,7 +416,7 @@ def synchronise() -> None:
             except InputError as error:
                 st.error(escaped(f"The link's parameter {PARAMETER} {error}."))
                 return
-            pinned().append((label(preset, texts), preset, texts))
+            pinned().append((state.title_of(preset, texts), preset, texts))
     wanted = [scenario_links.written(preset, texts) for _, preset, texts in pinned()]
     st.session_state[_WRITTEN] = wanted
     if wanted != given:
@@ -362,25 +428,24 @@ def synchronise() -> None:
 
 def current() -> Kept:
     """The current scenario as it would be pinned."""
-    return label(state.preset(), state.overrides()), state.preset(), state.overrides()
+    return state.title(), state.preset(), state.overrides()
 
 
 def pin() -> None:
     """Pin the current scenario."""
     mine = current()
-    if len(pinned()) < MOST - 1 and mine not in pinned():
+    if len(pinned()) < MOST - 1 and all(kept[1:] != mine[1:] for kept in pinned()):
         pinned().append(mine)
+
+
+def pin_all(texts: Sequence[str]) -> None:
+    """Pin exactly these scenarios, each as `scenario_links.written` writes it."""
+    pinned().clear()
+    for text in texts[: MOST - 1]:
+        preset, changes = scenario_links.read(text)
+        pinned().append((state.title_of(preset, changes), preset, changes))
 
 
 def unpin(number: int) -> None:
     """Remove a pinned scenario."""
     del pinned()[number]
-
-
-def label(preset: str, texts: tuple[str, ...]) -> str:
-    """A short name of a scenario: the one that it was given, or what was changed, or its preset's."""
-    for text in texts:
-        if overridden_key(text) == "name":
-            return (split_key_value(text)[1] or "").strip('"')[:48]
-    short = ", ".join(text.replace("parallel.", "").replace("communication.", "") for text in texts)
-    return (short if len(short) <= 48 else f"{short[:45]}...") or uploads.with_names(preset)

@@ -75,6 +75,12 @@ def _steps() -> tuple[list[Shown], int]:
 LINK_PROBLEM = "link problem"
 """Session key with the reason why the link that was opened last could not be read."""
 
+_ADOPTED = "adopted together"
+"""Session key with the changes of each plan that was adopted, whose chip takes them back together."""
+
+MOST_REFUSALS = 4
+"""Illegal values that are reported at once."""
+
 MOST_NAME = 80
 """Characters of a scenario's name that a visitor may give."""
 
@@ -199,7 +205,11 @@ def adopt(scenario: Scenario, *, new: bool = True) -> None:
         base, first = preset(), build(preset(), ())
     except MoesimError:
         base, first = HOME, build(HOME, ())
-    open_scenario(base, changes.overrides_between(first, scenario), scenario, new=new)
+    texts = changes.overrides_between(first, scenario)
+    own = tuple(text for text in texts if text not in overrides())
+    if len(own) > 1:
+        st.session_state[_ADOPTED] = [*st.session_state.get(_ADOPTED, ())[-MOST_PUBLISHED:], own]
+    open_scenario(base, texts, scenario, new=new)
 
 
 def overrides_of(scenario: Scenario, base: str = HOME) -> tuple[str, ...]:
@@ -235,20 +245,65 @@ def reset() -> None:
 
 
 def title() -> str:
-    """The name of the current scenario."""
-    text = next((t for t in reversed(overrides()) if overridden_key(t) == "name"), None)
-    if text is not None:
-        with suppress(MoesimError):
-            return str(value_of(text, "name"))
-    return uploads.name_of(preset()) if uploads.TOKEN.fullmatch(preset()) else preset()
+    """What people call the current scenario: its own name, or what differs from its preset."""
+    return title_of(preset(), overrides())
+
+
+def title_of(name: str, texts: Sequence[str]) -> str:
+    """What people call a scenario of a link, as `scenario_links.named` says."""
+    return changes.named(name, texts, base_of(name))
+
+
+def base_of(name: str) -> Scenario | None:
+    """The preset of a link as it is without changes; None where it cannot be read."""
+    with suppress(MoesimError):
+        return build(name, ())
+    return None
+
+
+def actions() -> list[tuple[tuple[str, ...], str]]:
+    """(keys, words) of the changes, in order; what one click changed together is one entry."""
+    own = changes.differences(overrides(), base_of(preset()))
+    text_of = {overridden_key(text): text for text in overrides()}
+    steps, at = _steps()
+    together = [set(texts) for texts in st.session_state.get(_ADOPTED, ())]
+
+    def began(keys: tuple[str, ...]) -> tuple[str, int]:
+        """Which action these changes come from: one of a plan that was adopted, else the step of history."""
+        texts = {text_of[key] for key in keys}
+        for number, adopted in enumerate(together):
+            if texts <= adopted:
+                return "adopted", number
+        first = at
+        while first > 0 and steps[first - 1][:2] == steps[first][:2] and texts <= set(steps[first - 1][2]):
+            first -= 1
+        known = first > 0 and steps[first - 1][:2] == steps[first][:2]
+        return ("step", first) if known else (keys[0], -1)  # of an opened link each stands alone
+
+    found: dict[tuple[str, int], tuple[tuple[str, ...], list[str]]] = {}
+    for keys, words in own:
+        place = began(keys)
+        known, said = found.get(place, ((), []))
+        found[place] = (*known, *keys), [*said, words]
+    return [(keys, _joined(said)) for keys, said in found.values()]
+
+
+def _joined(words: Sequence[str]) -> str:
+    more = [f"{len(words) - changes.MOST_WORDS} more"] if len(words) > changes.MOST_WORDS else []
+    return ", ".join([*words[: changes.MOST_WORDS], *more])
+
+
+def take_back(keys: Sequence[str]) -> None:
+    """Leave out the changes of these keys, all at once."""
+    open_scenario(preset(), tuple(text for text in overrides() if overridden_key(text) not in keys))
 
 
 def rename(name: str) -> None:
-    """Give the current scenario another name; an empty one restores the preset's."""
+    """Give the current scenario another name; an empty one restores that of its differences."""
     plain = " ".join(name.split())[:MOST_NAME]
     rest = tuple(text for text in overrides() if overridden_key(text) != "name")
-    text = (f"name={changes.text_of(plain)}",) if plain and plain != preset() else ()
-    open_scenario(preset(), (*rest, *text))
+    automatic = plain in ("", preset(), title_of(preset(), rest))
+    open_scenario(preset(), rest if automatic else (*rest, f"name={changes.text_of(plain)}"))
 
 
 def follow(model_changed: bool = False) -> None:
@@ -434,6 +489,23 @@ def form() -> Scenario:
 def left_out() -> tuple[str, ...]:
     """The changes that the scenario of `form` leaves out, because they cannot be built."""
     found: tuple[str, ...] = st.session_state.get("refused", ())
+    return found
+
+
+def refusals(first: MoesimError) -> list[MoesimError]:
+    """`first`, and what else is wrong with the current scenario once the refused change is left out."""
+    found, texts = [first], overrides()
+    while isinstance(found[-1], InputError) and found[-1].key is not None and len(found) < MOST_REFUSALS:
+        rest = tuple(text for text in texts if overridden_key(text) != found[-1].key)
+        if len(rest) == len(texts):
+            break
+        texts = rest
+        try:
+            scenario = build(preset(), texts)
+            compute(f"check/{cache_key(scenario)}", "Checking the plan", predictions.check, scenario)
+            break
+        except MoesimError as error:
+            found.append(error)
     return found
 
 

@@ -34,8 +34,6 @@ STORE_BYTES = 32_000_000
 """A larger store of a visitor loses its older half; a point takes about 7 kB."""
 ALL_BYTES = 512_000_000
 """Limit on the stores of all visitors; the one that was not used for longest goes first."""
-TIMED = 2
-"""Points that are predicted to estimate the time of a sweep."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,11 +112,25 @@ def muted(confidence: str) -> bool:
     return word(confidence) == "roofline"
 
 
+def rates(confidence: str) -> str:
+    """The word with what it is a word of, such as "measured rates"."""
+    shown = word(confidence)
+    return shown if shown == "roofline" else f"{shown} rates"
+
+
 def badge(confidence: str) -> str:
     """The word as a Markdown badge with an icon, so that colour is never the only cue."""
-    shown = word(confidence)
-    colour, icon = _BADGES[shown]
-    return f":{colour}-badge[:material/{icon}: {shown}]"
+    colour, icon = _BADGES[word(confidence)]
+    return f":{colour}-badge[:material/{icon}: {rates(confidence)}]"
+
+
+def basis_badge(level: str, reason: str) -> str:
+    """What a figure stands on: the rates, or that it is assumed or not known, with the reason beside it."""
+    marks = {"assumed": ("orange", "edit_note", "assumed"), "unknown": ("gray", "help", "not known")}
+    if level not in marks:
+        return f"{badge(level)} {escaped(reason)}"
+    colour, icon, shown = marks[level]
+    return f":{colour}-badge[:material/{icon}: {shown}] {escaped(reason)}"
 
 
 def meaning(confidence: str) -> str:

@@ -95,9 +95,11 @@ def accept(kind: str, name: str, data: bytes, **options: Any) -> Kept:
     plain = shown[:-3] if shown.lower().endswith(".gz") else shown
     ending = Path(plain).suffix.lower()
     if ending not in ENDINGS[kind]:
+        found = kind_of(data)
+        told = "" if found is None or found[0] == kind else f"; this is {found[1]}, and {found[2]}"
         raise InputError(
             f"{shown}: a {kind} file ends in {', '.join(ENDINGS[kind])} (or that and .gz), not in "
-            f"{ending or 'nothing'}"
+            f"{ending or 'nothing'}{told}"
         )
     most = MAX_BYTES.get(kind, MAX_BYTES_HISTOGRAM)
     data = _unpacked(data, shown, most) if plain != shown else data
@@ -118,6 +120,9 @@ def accept(kind: str, name: str, data: bytes, **options: Any) -> Kept:
             kept = path.replace(_path_of_content(data, ending))
         _forget_oldest(kept)
     except InputError as error:
+        found = kind_of(data)
+        if found is not None and found[0] != kind:
+            raise InputError(f"{shown} is {found[1]}, not what is read here; {found[2]}") from None
         text = str(error).replace(str(path), shown).replace(path.name, shown)
         raise InputError(text.replace(path.stem, Path(shown).stem)) from None
     except (RecursionError, MemoryError):
@@ -125,6 +130,34 @@ def accept(kind: str, name: str, data: bytes, **options: Any) -> Kept:
     finally:
         path.unlink(missing_ok=True)
     return Kept(kept.name, shown, content, reading)
+
+
+_MARKS: tuple[tuple[str, str, str, str], ...] = (
+    ("trace", r'"traceEvents"', "a profiler's trace", "the page Trace reads it"),
+    ("model", r'"?(?:model_type|hidden_size|num_hidden_layers)"?\s*:', "a model's config.json",
+     "Start, and Scenario under Open or save, read it as a model"),
+    ("index", r'"weight_map"\s*:', "an index of weights", "the config.json beside it describes the model"),
+    ("tokenizer", r'"(?:tokenizer_class|added_tokens|merges)"\s*:', "a tokenizer's file",
+     "the config.json beside it describes the model"),
+    ("deepspeed", r'"(?:zero_optimization|train_micro_batch_size_per_gpu)"\s*:', "a DeepSpeed configuration",
+     "moesim import launch reads it on the command line"),
+    ("result", r'"schema_version"\s*:', "a result that moesim printed",
+     "its scenario is under `inputs`; Scenario reads the saved scenario"),
+    ("profile", r'(?m)^\s*"?(?:residual|measured_on|entries|laws)"?\s*:', "a calibration profile",
+     "Calibration, and Scenario under Open or save, read it as a profile"),
+    ("scenario", r'(?m)^\s*"?(?:parallel|batch|schedule)"?\s*:', "a scenario of moesim",
+     "Scenario reads it under Open or save"),
+    ("launch", r"(?:torchrun|--tensor-model-parallel-size|#SBATCH|srun )", "a launch script",
+     "moesim import launch reads it on the command line"),
+    ("topology", r"<(?:system|topology|cpu)\b", "a topology in XML", "the page Topology reads it"),
+)  # fmt: skip
+"""(kind, what only such a file has, what it is, where it is read), the surest first."""
+
+
+def kind_of(data: bytes) -> tuple[str, str, str] | None:
+    """(kind, what it is, where it is read) of a file by its beginning; None where that is not sure."""
+    text = data[:20_000].decode("utf-8", "replace")
+    return next(((kind, what, place) for kind, mark, what, place in _MARKS if re.search(mark, text)), None)
 
 
 def scenario_of(name: str, overrides: Sequence[str] = ()) -> Scenario:

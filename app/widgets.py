@@ -96,15 +96,21 @@ def toggle(scenario: Scenario, key: str, label: str, note: str | None = None) ->
     st.checkbox(label, key=name, help=note, on_change=_changed, args=(key, name, bool))
 
 
-def complain(error: MoesimError) -> None:
-    """Show an error as one sentence, with buttons for the nearest legal values and for undoing."""
-    st.error(escaped(error), icon=":material/error:")
+def complain(*errors: MoesimError) -> None:
+    """Show each error as one sentence, with buttons for the nearest legal values and for undoing."""
+    for error in errors:
+        st.error(escaped(error), icon=":material/error:")
     with st.container(horizontal=True):
-        if isinstance(error, InputError) and error.key is not None:
+        for error in errors:
+            if not isinstance(error, InputError) or error.key is None:
+                continue
             for value in error.nearest:
                 shown = str(value).lower() if isinstance(value, bool) else str(value)
                 label, name = escaped(f"Set {error.key} = {shown}"), f"nearest {error.key} {shown}"
                 button(label, name, state.set_override, error.key, value, type="primary")
+            if state.override(error.key) is not None:
+                label, name = escaped(f"Take {error.key} back"), f"take back {error.key}"
+                button(label, name, state.take_back, (error.key,))
         if state.overrides():
             button("Undo the last change", "undo", state.undo)
         if state.overrides() or state.preset() != pages.HOME:
@@ -145,5 +151,6 @@ def _has_alt() -> bool:
 def figure(chart: Any, alt: str, key: str | None = None, **options: Any) -> Any:
     """Draw a Plotly figure over the whole width, with an alternative text for screen readers."""
     extra: dict[str, Any] = {"alt": alt} if _has_alt() else {}
-    config = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d"]}
+    unused = ["lasso2d", "select2d", "zoomIn2d", "zoomOut2d", "autoScale2d"]
+    config = {"displaylogo": False, "displayModeBar": "hover", "modeBarButtonsToRemove": unused}
     return st.plotly_chart(chart, width="stretch", config=config, key=key, **extra, **options)

@@ -8,6 +8,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from moesim.app.charts.step import words
 from moesim.app.charts.style import (
     BLUE,
     GREEN,
@@ -50,7 +51,7 @@ def waterfall(
     longer, shorter = (RED, GREEN) if sure else (GREY, GREY)
     chart = go.Figure(
         go.Waterfall(
-            x=[first, *(name for name, _ in shown), other],
+            x=[first, *(words(name) for name, _ in shown), other],
             y=[first_s, *(seconds for _, seconds in shown), other_s],
             measure=["absolute", *("relative" for _ in shown), "absolute"],
             text=[

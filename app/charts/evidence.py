@@ -206,17 +206,20 @@ def residuals(entries: Sequence[Entry], most: int = MOST) -> go.Figure:
 
 
 def drift_points(points: Sequence[PointDrift], most: int = MOST) -> go.Figure:
-    """The most significant changes of single shapes, each with its error bar, the clearest on top."""
+    """The clearest changes of single shapes on top; bars are both stated errors together.
+
+    A change is within its error exactly where its bar holds zero.
+    """
     shown = list(points[:most])[::-1]
     names = [f"{point.entry}, {point.point}" for point in shown]
     chart = go.Figure()
     for title, colour, symbol, chosen in (
-        ("within its error", GREY, "circle", [not p.is_beyond for p in shown]),
+        ("within both errors", GREY, "circle", [not p.is_beyond for p in shown]),
         ("beyond both errors", ORANGE, "diamond", [p.is_beyond and not p.is_clear for p in shown]),
-        ("also after correction", RED, "x", [p.is_clear for p in shown]),
+        ("beyond, and not by chance", RED, "x", [p.is_clear for p in shown]),
     ):
         own = [(name, p) for name, p, yes in zip(names, shown, chosen, strict=True) if yes]
-        errors = [100.0 * p.error for _, p in own]
+        errors = [100.0 * (p.old_error + p.new_error) for _, p in own]
         add_points(
             chart,
             title,
@@ -226,7 +229,9 @@ def drift_points(points: Sequence[PointDrift], most: int = MOST) -> go.Figure:
             "%{y}: %{x:+.1f} ± %{customdata[0]:.1f} % (stated errors %{customdata[1]:.1f} "
             "and %{customdata[2]:.1f} %)<extra></extra>",
             error_x={"type": "data", "array": errors, "color": colour, "thickness": 1.5},
-            customdata=[(100.0 * p.error, 100.0 * p.old_error, 100.0 * p.new_error) for _, p in own],
+            customdata=[
+                [e, 100.0 * p.old_error, 100.0 * p.new_error] for e, (_, p) in zip(errors, own, strict=True)
+            ],
         )
     chart.add_vline(x=0.0, line={"color": GREY, "dash": "dot"})
     chart.update_yaxes(rows_axis(names))

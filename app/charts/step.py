@@ -12,7 +12,6 @@ from moesim.app.charts.style import (
     CATEGORIES,
     GREEN,
     GREY,
-    INDIGO,
     INK,
     MEMORY,
     OLIVE,
@@ -62,7 +61,7 @@ def critical_path(rows: Sequence[CauseRow], most: int = 10) -> go.Figure:
     """Seconds of the critical path by cause, the longest first."""
     seconds = [row.seconds for row in rows[:most]]
     texts = [f"{value:.2f} s" for value in seconds]
-    chart = bars([row.cause for row in rows[:most]], seconds, texts, "%{y}: %{x:.3f} s<extra></extra>")
+    chart = bars([words(row.cause) for row in rows[:most]], seconds, texts, "%{y}: %{x:.3f} s<extra></extra>")
     chart.update_xaxes(title="time on the critical path (s)")
     return styled(chart, 340)
 
@@ -113,7 +112,7 @@ def bounds(step: StepResult, band: tuple[float, float] | None = None) -> go.Figu
 
 def pair_phases(rows: Sequence[PhaseSpan]) -> go.Figure:
     """Mean duration of each phase inside an overlapped pair, and the mean wait at the phase's barrier."""
-    names = [row.phase for row in rows]
+    names = [words(row.phase) for row in rows]
     chart = go.Figure()
     for name, values, colour in (
         ("duration", [row.seconds for row in rows], GREEN),
@@ -143,9 +142,6 @@ def busy(shares: Mapping[str, float]) -> go.Figure:
 # -- timeline kinds ----------------------------------------------------------------------------------
 # Words and colours of what a timeline shows: schedule actions, phases, sends and the end of the step.
 
-ROSE, SAND, GOLD, PALE, ASH = "#CC6677", "#DDCC77", "#A6761D", "#A0CBE8", "#BAB0AC"
-"""Further colours for sends and the end of a step, which stand beside many phases on the critical path."""
-
 ACTIONS: Mapping[str, str] = {
     "F": BLUE,
     "F&B": GREEN,
@@ -153,35 +149,39 @@ ACTIONS: Mapping[str, str] = {
     "B": RED,
     "I": ORANGE,
     "W": YELLOW,
-    "gradient reduction": ROSE,
+    "gradient reduction": "#CC6677",
     "gradient norm": GREY,
     "optimizer": INK,
-    "parameter gather": PALE,
+    "parameter gather": "#A0CBE8",
 }
 """Schedule actions and the end of a step, each with a colour of its own."""
 
 PHASES: Mapping[str, str] = {
-    "attn F": BLUE,
-    "mlp F": SKY,
-    "attn I": ORANGE,
-    "mlp I": YELLOW,
-    "attn W": PURPLE,
-    "mlp W": WINE,
-    "dispatch F": GREEN,
-    "dispatch B": OLIVE,
-    "combine F": INDIGO,
-    "combine B": TEAL,
-    "gather": PALE,
-    "scatter": ROSE,
-    "wait for": RED,
-    "notify": RED,
-    "prepare": ASH,
-    "send activation": SAND,
-    "send gradient": GOLD,
-    "pipeline send": SAND,
-    "other waiting": GREY,
+    "attn F": "#3B3BCE",
+    "mlp F": "#56B4E9",
+    "attn I": "#72721D",
+    "mlp I": "#E0CE85",
+    "attn W": "#CE3BB1",
+    "mlp W": "#DF9DE7",
+    "dispatch F": "#4ACE3B",
+    "dispatch B": "#90BC4E",
+    "combine F": "#8774B4",
+    "combine B": "#A154D4",
+    "gather": "#298BA3",
+    "scatter": "#8B4C23",
+    "wait for": "#BC2F2F",
+    "notify": "#BC2F2F",
+    "prepare": "#E0A085",
+    "send activation": "#5D5932",
+    "send gradient": "#CE853B",
+    "pipeline send": "#5D5932",
+    "other waiting": "#EDB6CC",
 }
-"""First words of phases of an action, of pipeline sends and of causes of the critical path."""
+"""First words of phases of an action, of pipeline sends and of causes of the critical path.
+
+No colour is that of another kind or of an action, as all of them stand together in "Every event"; what two
+rows show of one thing (a send, a wait) has one. Each is as far as possible from all before it in CIELAB.
+"""
 
 WORDS = {
     "F": "forward",
@@ -191,6 +191,11 @@ WORDS = {
     "F&B": "F&B pair",
     "F&I": "F&I pair",
     "notify": "wait for other GPUs",
+    **{
+        f"{part} {half}": f"{name} {word}"
+        for part, name in (("attn", "attention"), ("mlp", "MLP"))
+        for half, word in (("F", "forward"), ("I", "input gradient"), ("W", "weight gradient"))
+    },
 }
 """Schedule actions in the words of the field."""
 

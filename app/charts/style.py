@@ -48,12 +48,12 @@ def rows_axis(names: Sequence[str]) -> dict[str, Any]:
 def styled(figure: go.Figure, height: int, title: str | None = None) -> go.Figure:
     """Set margins, legend and height; fonts and background come from the page.
 
-    The legend stands at the bottom: the browser's toolbar lies over the upper right corner.
+    The legend stands at the bottom, and the margin at the top holds the browser's toolbar: it covers nothing.
     """
     figure.update_layout(
         height=height,
         title=None if title is None else {"text": title, "font": {"size": 15}},
-        margin={"l": 8, "r": 8, "t": 40 if title else 12, "b": 8},
+        margin={"l": 8, "r": 8, "t": 48 if title else 30, "b": 8},
         legend={
             "orientation": "h",
             "yref": "container",
@@ -114,13 +114,21 @@ def whiskers(
     return {"type": "data", "symmetric": False, **ends, "color": colour}
 
 
+THIN = 4
+"""Width of a line, at most, that is dotted where it stands on a roofline."""
+
+
 def muted(figure: go.Figure, roofline: bool) -> go.Figure:
     """Hatch bars and dot lines of a chart that stands on a roofline, and write that into its corner."""
     if not roofline:
         return figure
     hatch = {"shape": "/", "size": 6, "solidity": 0.25, "fillmode": "overlay"}
     figure.update_traces(selector={"type": "bar"}, marker={"pattern": hatch, "opacity": 0.75})
-    figure.update_traces(selector={"mode": "lines"}, line={"dash": "dot"})
+    # A wide line is an interval: dotted it would look like points.
+    figure.for_each_trace(
+        lambda trace: trace.line.update(dash="dot") if (trace.line.width or 2) <= THIN else None,
+        selector={"mode": "lines"},
+    )
     corner = {"xref": "paper", "yref": "paper", "x": 0.0, "y": 1.0, "yanchor": "bottom"}
     words = "roofline: no rate was measured here"
     figure.add_annotation(text=words, **corner, showarrow=False, font={"size": 11})

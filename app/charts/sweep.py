@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -100,7 +101,11 @@ def grid(
 # -- curves ------------------------------------------------------------------------------------------
 # Small charts of one figure against one input, with the present value marked.
 
-HEIGHT = 235
+HEIGHT = 250
+LOG_FROM = 8.0
+"""Ratio of the largest to the least value from which an axis is logarithmic."""
+TICK_ROOM = 0.09
+"""Part of an axis that a tick takes."""
 MOST_REASON = 150
 """Characters of a reason that fit beside the pointer."""
 
@@ -127,10 +132,12 @@ def curve(
     label: str,
     ends: tuple[float, float] | None = None,
     band: tuple[float, float] | None = None,
+    values: tuple[float, ...] = (),
 ) -> go.Figure:
-    """A line through the legal values, evenly spaced, with gaps where a value is illegal.
+    """A line through the legal values on a true scale, with gaps where a value is illegal.
 
-    `ticks`: every value in words, in order. `own`: place of the present value. `ends`: range of the y
+    `ticks`: every value in words, in order. `values`: the values themselves; over more than a factor of
+    `LOG_FROM` the axis is logarithmic. `own`: place of the present value. `ends`: range of the y
     axis, where charts share it. `band`: P10 and P90 at the present value. Charts are kept, because a page
     with eight of them is drawn anew whenever a point is known.
     """
@@ -140,13 +147,14 @@ def curve(
     low = min((mark.figure for mark in legal if mark.figure is not None), default=0.0)
     if ends is not None:
         low = ends[0] + 0.04 * (ends[1] - ends[0])
-    now = _marks([m for m in legal if m.place == own], PURPLE, "diamond", 13)
+    at = values or tuple(range(len(ticks)))
+    now = _marks(at, [m for m in legal if m.place == own], PURPLE, "diamond", 13)
     value = next((m.figure for m in legal if m.place == own), None)
     if band is not None and value is not None:
         now["error_y"] = whiskers(band[:1], [value], band[1:], PURPLE)
     line = {
         "type": "scatter",
-        "x": [mark.place for mark in places],
+        "x": [at[mark.place] for mark in places],
         "y": [mark.figure for mark in places],
         "mode": "lines",
         "line": {"color": BLUE, "width": 2},
@@ -155,15 +163,26 @@ def curve(
     illegal = [mark._replace(figure=low) for mark in places if mark.figure is None]
     data = [
         line,
-        _marks([m for m in legal if m.fits and m.place != own], BLUE, "circle", 8),
-        _marks([m for m in legal if not m.fits and m.place != own], RED, "circle-open", 10),
-        _marks(illegal, ORANGE, "x", 9),
+        _marks(at, [m for m in legal if m.fits and m.place != own], BLUE, "circle", 8),
+        _marks(at, [m for m in legal if not m.fits and m.place != own], RED, "circle-open", 10),
+        _marks(at, illegal, ORANGE, "x", 9),
         now,
     ]
-    return go.Figure({"data": data, "layout": _layout(_without_unit(ticks), own, label, ends)})
+    return go.Figure({"data": data, "layout": _layout(at, _without_unit(ticks), own, label, ends)})
 
 
-def _layout(ticks: Sequence[str], own: int, label: str, ends: tuple[float, float] | None) -> dict[str, Any]:
+def _layout(
+    at: Sequence[float], ticks: Sequence[str], own: int, label: str, ends: tuple[float, float] | None
+) -> dict[str, Any]:
+    log = at[0] > 0.0 and at[-1] > LOG_FROM * at[0]
+    places = [math.log10(value) for value in at] if log else list(at)
+    room = TICK_ROOM * (places[-1] - places[0])
+    kept = [own]  # ticks that leave room for each other, the present value's always among them
+    for n in sorted(range(len(at)), key=lambda n: abs(n - own)):
+        if all(abs(places[n] - places[other]) >= room for other in kept):
+            kept.append(n)
+    kept, margin = sorted(kept), 0.06 * (places[-1] - places[0])
+    shown = [ticks[n] for n in kept]
     title = {"text": label, "font": {"size": 11}}
     vertical: dict[str, Any] = {"title": title, "automargin": True, "nticks": 5, "tickfont": {"size": 11}}
     if ends is not None:
@@ -177,14 +196,18 @@ def _layout(ticks: Sequence[str], own: int, label: str, ends: tuple[float, float
         "xaxis": {
             "automargin": True,
             "tickmode": "array",
-            "tickvals": list(range(len(ticks))),
-            "ticktext": list(ticks),
+            "type": "log" if log else "linear",
+            "title": {"text": "logarithmic scale" if log else "", "font": {"size": 10}, "standoff": 4},
+            "tickvals": [at[n] for n in kept],
+            "ticktext": shown,
             "tickfont": {"size": 11},
-            "tickangle": 0 if max(map(len, ticks)) <= 4 else -35,
-            "range": [-0.5, len(ticks) - 0.5],
+            "tickangle": 0 if max(map(len, shown)) <= 5 else -35,
+            "range": [places[0] - margin, places[-1] + margin],
         },
         "yaxis": vertical,
-        "shapes": [{"type": "line", "x0": own, "x1": own, "y0": 0, "y1": 1, "yref": "paper", "line": line}],
+        "shapes": [
+            {"type": "line", "x0": at[own], "x1": at[own], "y0": 0, "y1": 1, "yref": "paper", "line": line}
+        ],
     }
 
 
@@ -202,10 +225,10 @@ def _without_unit(ticks: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(parts[0] for parts in split) if len(units) == 1 else ticks
 
 
-def _marks(marks: Sequence[Mark], colour: str, symbol: str, size: int) -> dict[str, Any]:
+def _marks(at: Sequence[float], marks: Sequence[Mark], colour: str, symbol: str, size: int) -> dict[str, Any]:
     return {
         "type": "scatter",
-        "x": [mark.place for mark in marks],
+        "x": [at[mark.place] for mark in marks],
         "y": [mark.figure for mark in marks],
         "mode": "markers",
         "marker": {"color": colour, "symbol": symbol, "size": size, "line": {"width": 2, "color": colour}},

@@ -9,9 +9,10 @@ from typing import Any
 
 import streamlit as st
 
-from moesim.app import scenario_links, scenario_store, widgets
+import moesim
+from moesim.app import scenario_links, scenario_store, visitors, widgets
 from moesim.app.charts import differences as charts
-from moesim.app.texts import compact, escaped, meaning, money, muted, word, written
+from moesim.app.texts import compact, escaped, meaning, money, muted, written
 from moesim.app.views import headline
 from moesim.hwmodels.units import in_unit
 from moesim.simulator.predict.figures import powered_figures
@@ -103,11 +104,12 @@ def text(columns: Sequence[Column]) -> str:
         memory = column.result.memory
         size = f"{in_unit(memory.total_bytes, 'GiB', 'bytes'):.1f} GiB on the fullest GPU"
         fit = "fits" if memory.verdict == "fits" else f"<b>{memory.verdict}</b>"
-        heads.append(f"{escape(column.title)}<small>{headline.badge_of(level, word(level))}</small>")
+        heads.append(f"{escape(column.title)}<small>{headline.badge_of(level)}</small>")
         prices.append(
             "no price"
             if stated is None
-            else escape(stated.text) + headline.note(f"{stated.kind}, {stated.date}")
+            else escape(stated.text)
+            + headline.note(f"{headline.price_words(column.scenario)}, {stated.date}")
         )
         profiles.append(escape(column.result.profile) + headline.note(meaning(level)))
         memories.append(fit + headline.note(size))
@@ -134,7 +136,8 @@ def _written(name: str, value: float | None) -> str:
 def _figure(column: Column, first: Column, name: str) -> str:
     value, band = powered_figures(column.result)[name], column.bands.get(name)
     ends = "" if band is None else f"{_written(name, band.p10)} to {_written(name, band.p90)}"
-    cell = headline.main(_written(name, value)) + headline.note(ends)
+    mark = "" if column.result.memory.fits else headline.DOES_NOT_FIT
+    cell = headline.main(_written(name, value)) + headline.note(ends) + headline.note(mark)
     base = powered_figures(first.result)[name]
     if column is first or value is None or base is None:
         return cell
@@ -142,10 +145,8 @@ def _figure(column: Column, first: Column, name: str) -> str:
     told, band = _change(name, by), None if column.differences is None else column.differences.get(name)
     if told == headline.SAME or band is None:  # it may as well be none, or nobody knows yet
         return cell + headline.note(told)
-    ends = f"{_change(name, band.p10)} to {_change(name, band.p90)}"
-    if not band.has_sign:
-        return cell + headline.note(f"{told}, uncertain ({ends})")
-    return cell + headline.difference(f"{told} ({ends})", (by > 0.0) == (name in MORE_IS_BETTER))
+    low, high = _change(name, band.p10), _change(name, band.p90)
+    return cell + headline.delta(told, low, high, band.has_sign, (by > 0.0) == (name in MORE_IS_BETTER))
 
 
 def _change(name: str, by: float) -> str:
@@ -158,38 +159,62 @@ def _change(name: str, by: float) -> str:
 def show() -> None:
     """Draw the page."""
     scenario_store.synchronise()
-    kept = scenario_store.pinned()
-    st.markdown(
-        "The current scenario is compared with those kept here. Keep this one, change something on another "
-        "page, and come back."
-    )
-    with st.container(horizontal=True):
-        full = len(kept) >= scenario_store.MOST - 1
-        label = "Keep the current scenario"
-        widgets.button(label, "keep", scenario_store.pin, disabled=full, type="primary")
-        for number, (label, _, _) in enumerate(kept):
-            widgets.button(f"Remove {escaped(label)}", f"remove {number}", scenario_store.unpin, number)
+    kept, current = scenario_store.pinned(), scenario_store.current()
+    _choose(kept, current)
     warning = next((w for _, name, texts in kept if (w := scenario_links.only_here(name, texts))), None)
     if warning is not None:
         st.warning(escaped(warning), icon=":material/link_off:")
-    if not kept:
-        st.info("Nothing is kept yet: keep the current scenario, then change one of its values.")
-        return
-    named = [*kept, scenario_store.current()]
+    others = [side for side in kept if side[1:] != current[1:]]
+    if not kept and current[2]:
+        others = [(scenario_links.named(current[1], ()), current[1], ())]
+        st.caption("Nothing is chosen yet: the scenario stands beside its preset as shipped.")
+    elif not others:
+        st.caption("Nothing else is chosen yet: choose above what this scenario is to be compared with.")
+    named = [*others, current]
     sides = headline.sides([(label, label, preset, texts) for label, preset, texts in named])
+    if not sides:
+        return
+    for number, (_, _, result) in enumerate(sides):
+        if not result.memory.fits:
+            st.error(
+                f"{'ABCD'[number]} {result.memory.shortage}. Its times and prices are those of a plan "
+                "which cannot run as it is.",
+                icon=":material/memory:",
+            )
+    headline.mixed_terms(
+        [("ABCD"[n], headline.price_words(scenario)) for n, (_, scenario, _) in enumerate(sides)]
+    )
+    for sentence in unlike([(s, r) for _, s, r in sides]):
+        st.warning(escaped(sentence), icon=":material/balance:")
+    known = headline.draws("compare", [scenario for _, scenario, _ in sides])
+    _table(sides, known)
     if len(sides) > 1:
-        for number, (_, _, result) in enumerate(sides):
-            if not result.memory.fits:
-                st.error(
-                    f"{'ABCD'[number]} {result.memory.shortage}. Its times and prices are those of a plan "
-                    "which cannot run as it is.",
-                    icon=":material/memory:",
-                )
-        for sentence in unlike([(s, r) for _, s, r in sides]):
-            st.warning(escaped(sentence), icon=":material/balance:")
-        known = headline.draws("compare", [scenario for _, scenario, _ in sides])
-        _table(sides, known)
         _differences(sides, known)
+
+
+def _choose(kept: Sequence[scenario_store.Kept], current: scenario_store.Kept) -> None:
+    """Choose what to compare with among pinned and recent scenarios and presets; what is chosen is pinned."""
+    words: dict[str, str] = {}
+    for label, name, own in kept:
+        words[scenario_links.written(name, own)] = label
+    for entry in scenario_store.recent(visitors.current()):
+        shown = f"{entry.title} ({entry.figures})" if entry.figures else entry.title
+        words.setdefault(entry.written, f"recent: {shown}")
+    for name in moesim.presets():
+        words.setdefault(scenario_links.written(name, ()), f"preset: {name}")
+    pinned = [scenario_links.written(name, own) for _, name, own in kept]
+    key = f"compared {len(pinned)}"
+    st.session_state[key] = pinned
+    st.multiselect(
+        f"Compare {escaped(current[0])} with",
+        list(words),
+        key=key,
+        format_func=lambda text: words.get(text, text),
+        max_selections=scenario_store.MOST - 1,
+        placeholder="recent scenarios and presets",
+        help="What is chosen here is pinned, as by the pin in the bar above",
+        on_change=lambda: scenario_store.pin_all(st.session_state[key]),
+    )
 
 
 Sides = list[tuple[str, Scenario, Result]]

@@ -24,6 +24,8 @@ FIGURES = {
 }
 UNITS = {"step_time_s": "step time (s)", "tokens_per_s_per_gpu": "tokens/s/GPU", "cost_usd": "cost ($)"}
 POLL_S = 0.7
+SPAN_LATER = "  \n:small[range follows]"
+"""Holds the place of a range, so that no chart moves when it comes."""
 COLUMNS = 3
 
 
@@ -131,16 +133,24 @@ def _one(
     )
     spoken = "; ".join(f"{axis.words[n]}: {_words(point, figure)}" for n, point in points.items())
     event = widgets.figure(
-        charts.curve(marks, axis.words, axis.own, UNITS.get(figure, FIGURES[figure]), ends, band),
+        charts.curve(marks, axis.words, axis.own, _unit(run, figure), ends, band, axis.values),
         f"{FIGURES[figure]} against {axis.label}: {spoken}",
         f"curve {axis.name}",
         on_select="rerun",
         selection_mode="points",
     )
     picked = event["selection"]["points"] if event else []
-    chosen = round(picked[0]["x"]) if picked else None
+    chosen = None
+    if picked:
+        chosen = min(range(len(axis.values)), key=lambda n: abs(axis.values[n] - picked[0]["x"]))
     if chosen is not None and chosen in points and chosen != axis.own:
         _offer(run, axis, points[chosen], axis.words[chosen])
+
+
+def _unit(run: CurveRun, figure: str) -> str:
+    """The title of the y axis; a cost says how it is paid."""
+    paid = f", {headline.price_words(run.scenario)}" if figure == "cost_usd" else ""
+    return f"{UNITS.get(figure, FIGURES[figure])}{paid}"
 
 
 def _offer(run: CurveRun, axis: CurveAxis, point: CurvePoint, words: str, place: str = "chart") -> None:
@@ -159,10 +169,10 @@ def _span(points: Mapping[int, CurvePoint], axis: CurveAxis, figure: str) -> str
     now = points.get(axis.own)
     base = None if now is None else now.figures.get(figure)
     if not base:
-        return ""
+        return SPAN_LATER
     values = [v for p in points.values() if p.status == "ok" and (v := p.figures.get(figure)) is not None]
     if len(values) < 2:
-        return ""
+        return SPAN_LATER
     low, high = min(values) / base - 1.0, max(values) / base - 1.0
     return f"  \n:small[{low:+.1%} to {high:+.1%}]"
 

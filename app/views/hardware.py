@@ -91,7 +91,7 @@ def text(table: HardwareComparison) -> str:
     for row in rows:
         size = "" if row.n_gpus is None or row.problem else f"{row.n_gpus:,} "
         level = row.confidence
-        badge = "" if level is None else f" {headline.badge_of(level, word(level))}"
+        badge = "" if level is None else f" {headline.badge_of(level)}"
         heads.append(f"{escape(row.cluster)}<small>{escape(size + row.accelerator)}{badge}</small>")
     return headline.table("Clusters side by side", heads, body, faint)
 
@@ -119,7 +119,7 @@ def _price(row: ClusterRow) -> str:
         return ""
     if row.price is None:
         return f"no price<small>{escape(_short(row.price_problem or 'the cluster states none'))}</small>"
-    terms = getattr(row.price, "terms", "")
+    terms = f"{headline.offer_words(row.price)}: {getattr(row.price, 'terms', '')}".rstrip(": ")
     words = ", ".join(part for part in (terms, row.price.kind, row.price.date) if part)
     return (
         f"${row.price.value:,.2f} a GPU-hour<small>{escape(words)}</small>"
@@ -146,9 +146,8 @@ def _figure(row: ClusterRow, first: ClusterRow, name: str, more_is_better: bool)
     told, low, high = (
         f"{value / abs(base.predicted):+.0%}" for value in (change.predicted, change.p10, change.p90)
     )
-    if not change.has_sign:
-        return cell + headline.note(f"uncertain: {low} to {high}")
-    return cell + headline.difference(f"{told} ({low} to {high})", (change.predicted > 0.0) == more_is_better)
+    better = (change.predicted > 0.0) == more_is_better
+    return cell + headline.delta(told, low, high, change.has_sign, better)
 
 
 def _written(name: str, value: float) -> str:
@@ -169,7 +168,7 @@ SEARCHES: dict[Search, str] = {"narrow": "quick", "whole": "every plan"}
 PAID: dict[Payment, str] = {
     "as stated": "each as its data says",
     "on-demand": "all rented on demand",
-    "reserved": "all reserved",
+    "reserved": "all rented for a year",
     "spot": "all rented on the spot market",
     "capacity-block": "all rented in capacity blocks",
     "purchase": "all bought",
@@ -242,7 +241,7 @@ def _question(scenario: Scenario) -> tuple[Question, Payment]:
         PAYMENTS,
         "as stated",
         key="hardware payment",
-        format_func=PAID.__getitem__,
+        format_func=lambda term: PAID.get(term, f"all paid {headline.term_words(term)}"),
         help="Rents are the latest shipped offers of that term; a purchase counts hardware, building, "
         "upkeep and electricity. Prices change no plan",
     )
@@ -341,6 +340,11 @@ def _start(question: Question) -> None:
 
 def _answer(question: Question, plans: Sequence[ClusterPlan], payment: Payment) -> None:
     table = hardware_comparison(question.scenario, plans, payment)
+    terms = [
+        (row.cluster, headline.offer_words(row.price)) for row in table.clusters if row.price is not None
+    ]
+    if payment == "as stated":
+        headline.mixed_terms(terms)
     st.html(text(table))
     _open_as(plans, payment)
     shown = [name for name in CHARTED if any(name in row.figures for row in table.clusters)]

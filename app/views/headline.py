@@ -10,8 +10,9 @@ import streamlit as st
 
 import moesim
 from moesim.app import explanations, long_work, navigation, predictions, state, widgets
-from moesim.app.texts import badge, escaped, money, muted, written
+from moesim.app.texts import badge, basis_badge, escaped, money, muted, rates, written
 from moesim.hwmodels.errors import MoesimError
+from moesim.simulator.predict.figures import figure_bases
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.work_size import Band
 from moesim.simulator.scenario import Scenario
@@ -73,8 +74,7 @@ VERDICTS = {"fits": ("green", "check"), "at risk": ("orange", "warning"), "does 
 """Colour and icon of a verdict on memory."""
 
 DOES_NOT_FIT = "of a plan that does not fit"
-PRICED = frozenset({"days", "gpu_hours", "cost_usd"})
-"""Figures of a run that are marked where the plan does not fit."""
+"""Mark of every figure of such a plan."""
 
 
 def tiles(result: Result) -> list[tuple[str, str, str]]:
@@ -94,6 +94,56 @@ def tiles(result: Result) -> list[tuple[str, str, str]]:
         (label, money(None) if value is None else written(name, value), name) for label, name, value in rows
     ]
 
+
+def price_words(scenario: Scenario) -> str:
+    """How the GPUs of a scenario are paid, in words that follow a cost, such as "on demand, 2026-03"."""
+    price = scenario.run.price
+    if price is not None and price.buy is not None:
+        return "bought"
+    if price is not None and price.rent is not None:
+        return term_words(price.rent.term)
+    if price is not None and price.offer is not None:
+        return term_words(price.offer.terms) if price.offer.term == "not stated" else offer_words(price.offer)
+    return ", ".join(sorted({offer_words(machine.price_per_gpu_hour) for machine in scenario.machines}))
+
+
+def offer_words(price: Any) -> str:
+    """The terms of a price of a GPU-hour in words."""
+    if price is None:
+        return "without a price"
+    if getattr(price, "term", "not stated") != "not stated":
+        return str(getattr(price, "label", "")) or term_words(price.term)
+    return term_words("assumed" if price.kind == "assumed" else "own")
+
+
+def term_words(term: str) -> str:
+    """A term of payment in words; one that this page does not know keeps its own."""
+    return TERMS.get(term, term.replace("-", " "))
+
+
+def mixed_terms(named: Sequence[tuple[str, str]]) -> None:
+    """Warn where prices that are compared have different terms; `named`: (what is paid, its terms)."""
+    if len({terms for _, terms in named}) > 1:
+        told = ", ".join(f"{name}: {terms}" for name, terms in named)
+        st.warning(
+            f"These prices are of different terms ({escaped(told)}): part of a difference in cost is that of "
+            "the terms.",
+            icon=":material/payments:",
+        )
+
+
+TERMS = {
+    "on-demand": "on demand",
+    "spot": "spot",
+    "reserved": "one-year rent",
+    "one-year": "one-year rent",
+    "three-year": "three-year rent",
+    "capacity-block": "capacity block",
+    "assumed": "assumed price",
+    "not stated": "terms not stated",
+    "own": "stated price",
+}
+"""Terms of a price in words."""
 
 WAITING = "P10 to P90: being computed"
 """Holds the place of an interval, so that nothing moves when it comes."""
@@ -120,10 +170,10 @@ def show(
                 "here."
             )
             st.metric("Step time", f"{result.step.time_s:.4f} s")
-            st.caption(badge(result.confidence))
+            st.caption(DOES_NOT_FIT if not result.memory.fits else badge(result.confidence))
             return
         helps = explanations.of_result(scenario, result)
-        rows = tiles(result)
+        rows, bases = tiles(result), figure_bases(scenario, result)
         for start in range(0, len(rows), columns):
             for spot, (label, value, name) in zip(
                 st.columns(columns), rows[start : start + columns], strict=False
@@ -131,15 +181,18 @@ def show(
                 with spot, st.container(gap=None):
                     st.metric(label, value, help=helps.get(name))
                     lines = [source[name] for source in (intervals, published) if source and name in source]
-                    if name in PRICED and not result.memory.fits:
-                        lines.insert(0, DOES_NOT_FIT)
-                    st.caption("  \n".join([badge(result.confidence), *lines]))
+                    if not result.memory.fits:
+                        lines.insert(0, f":red[{DOES_NOT_FIT}]")
+                    if name == "cost_usd" and result.run.cost_usd is not None:
+                        lines.append(price_words(scenario))
+                    basis = bases[name]
+                    st.caption("  \n".join([basis_badge(basis.level, basis.reason), *lines]))
         st.caption(STATISTIC)
 
 
 STATISTIC = (
-    "Predicted values: every input at its stated value. Duration, GPU-hours and cost are of the main phase "
-    "without stops; Run & cost has the whole run."
+    "Each figure is predicted with every input at its stated value. Duration, GPU-hours and cost are of the "
+    "main phase without interruptions; Run & cost has the whole run."
 )
 
 
@@ -207,8 +260,8 @@ def sides(named: Sequence[tuple[str, str, str, tuple[str, ...]]]) -> list[tuple[
     return found
 
 
-def draws(place: str, scenarios: Sequence[Scenario]) -> list[Any] | None:
-    """Random draws of every scenario's step time; None while one is computed.
+def draws(place: str, scenarios: Sequence[Scenario], what: str = "intervals follow") -> list[Any] | None:
+    """Random draws of every scenario's step time; None while one is computed, which is said in `what`.
 
     Scenarios share the draws of the sources that they have in common. Scenarios that differ only in prices
     have the same draws.
@@ -218,7 +271,9 @@ def draws(place: str, scenarios: Sequence[Scenario]) -> list[Any] | None:
         key = f"draws/{state.cache_key(without_prices(scenario))}"
         try:
             work = (predictions.relative_draws, scenario)
-            found.append(long_work.value(f"{place} {number}", key, "how sure this is: being computed", *work))
+            found.append(long_work.value(f"{place} {number}", key, what, *work))
+            if found[-1] is None:
+                return None  # one at a time: the page has one line for it
         except MoesimError as error:
             st.caption(f"No interval: {escaped(error)}")
             return None
@@ -232,16 +287,14 @@ def by_engine(scenario: Scenario, first_order: Mapping[str, Band]) -> None:
     """
     if scenario.fleet is not None or scenario.stages.blocks is not None:
         return
-    with st.expander("Intervals by the engine: 200 runs with all uncertain inputs off together"):
+    with st.expander("A check of these intervals: 200 simulated steps, all uncertain inputs moved together"):
         if not first_order:
-            st.caption("They are compared with the first-order intervals, which come first.")
+            st.caption("The intervals above come first.")
             return
         key = f"interval by engine/{state.cache_key(without_prices(scenario))}"
         work = (predictions.interval_by_engine, scenario)
         try:
-            whole: Result | None = widgets.long_work(
-                "interval by engine", key, "Run the engine 200 times", *work
-            )
+            whole: Result | None = widgets.long_work("interval by engine", key, "Simulate 200 steps", *work)
             found = None if whole is None else moesim.reprice(whole, scenario).uncertainty
         except MoesimError as error:
             st.caption(f"No interval: {escaped(error)}")
@@ -250,21 +303,21 @@ def by_engine(scenario: Scenario, first_order: Mapping[str, Band]) -> None:
             return
         engine, columns = found.by_engine, {}
         known = {name: band for name, band in engine.bands.items() if name in first_order}
-        for kind, bands in (("first order", first_order), ("engine", known)):
+        for kind, bands in (("estimated", first_order), ("simulated", known)):
             for point in POINTS:
                 columns[f"{kind} {point}"] = [
                     written(name, getattr(bands[name], point.lower())) for name in known
                 ]
         st.dataframe({"figure": [TITLES.get(name, name) for name in known], **columns}, hide_index=True)
         st.caption(
-            f"Over these {engine.draws} draws the first-order step time differs from the engine's by "
+            f"Over these {engine.draws} draws the estimated step time differs from the simulated one by "
             f"{engine.first_order_mean:+.2%} in the mean and {engine.first_order_rms:.2%} rms."
         )
 
 
-def changes(place: str, first: Side, other: Side) -> dict[str, Band] | None:
+def changes(place: str, first: Side, other: Side, what: str = "intervals follow") -> dict[str, Band] | None:
     """Intervals of the differences between two results, by figure; None while they are computed."""
-    known = draws(place, [first[0], other[0]])
+    known = draws(place, [first[0], other[0]], what)
     return None if known is None else bands_of_changes(first[1], known[0], other[1], known[1])
 
 
@@ -339,9 +392,16 @@ def difference(text: str, better: bool) -> str:
     return f'<small class="{"better" if better else "worse"}">{escape(text)}</small>'
 
 
-def badge_of(confidence: str, word: str) -> str:
+def delta(told: str, low: str, high: str, sure: bool, better: bool) -> str:
+    """A line with a difference and its P10 to P90: coloured beyond its uncertainty, else grey and said so."""
+    if sure:
+        return difference(f"{told} ({low} to {high})", better)
+    return note(f"{told}, uncertain ({low} to {high})")
+
+
+def badge_of(confidence: str) -> str:
     """The word for a level of confidence in its colour."""
-    return f'<span class="badge {escape(confidence)}">{escape(word)}</span>'
+    return f'<span class="badge {escape(confidence)}">{escape(rates(confidence))}</span>'
 
 
 def _cell(tag: str, content: str, faint: bool, more: str = "") -> str:

@@ -92,7 +92,7 @@ OBJECTIVES = {
     "memory": "most free memory",
     "energy": "least energy",
 }
-HEADROOM = {"kept": "no plan at risk", "none": "none: plans at risk too"}
+HEADROOM = {"kept": "safe plans only", "none": "plans at risk too"}
 """What may be asked of the memory."""
 ANY = "any"
 """Choice of no training framework."""
@@ -188,13 +188,14 @@ def _question(scenario: Scenario) -> tuple[dict[str, Any], dict[str, Any]]:
     )
     headroom = forms.one_of(
         middle.selectbox,
-        "Memory head-room",
+        "Plans that fit",
         "plan.headroom",
         list(HEADROOM),
         "kept",
         key="head-room",
         format_func=HEADROOM.__getitem__,
-        help="A plan is at risk where what framework and allocator may reserve does not fit",
+        help="A plan is safe where all that framework and allocator may reserve fits, and at risk where only "
+        "the bytes in use fit",
     )
     kept = forms.some_of(
         right.multiselect,
@@ -235,9 +236,9 @@ def _answer(result: PlanResult) -> None:
     _best(result)
     counts = st.columns(4)
     counts[0].metric("Plans considered", f"{result.considered:,}")
-    counts[1].metric("Legal and fitting", f"{result.fitting:,}")
+    counts[1].metric("Legal, and it fits", f"{result.fitting:,}")
     counts[2].metric("Simulated", f"{result.simulated:,}")
-    counts[3].metric("The present plan's place", "-" if result.own_rank is None else f"{result.own_rank:,}")
+    counts[3].metric("Place of the current plan", "-" if result.own_rank is None else f"{result.own_rank:,}")
     if result.kept:
         st.caption(escaped(". ".join(result.kept)))
     if result.trainer is not None:
@@ -249,7 +250,7 @@ def _answer(result: PlanResult) -> None:
     if row is not None:
         _offer(row, "ranked")
     st.header("Trade-offs")
-    st.caption("No other plan is better than one of these in time, GPU-hours and memory together.")
+    st.caption("No other plan beats one of these in time, GPU-hours and memory together.")
     event = widgets.figure(
         charts.pareto(
             [_point(row) for row in result.pareto],
@@ -301,6 +302,7 @@ def _best(result: PlanResult) -> None:
             if best.spread is not None and value is not None:  # all are proportional to the step time
                 low, high = best.spread.p10, best.spread.p90
                 place.caption(f"P10 to P90: {as_text(value * low)} to {as_text(value * high)}")
+        places[-1].caption(headline.price_words(best.scenario))
         if st.button("Open the best plan", type="primary", icon=":material/open_in_new:", key="open best"):
             state.adopt(best.scenario)
             page_switch.go("result")

@@ -27,8 +27,8 @@ from moesim.simulator.studies.reprice import without_prices
 MOST_TRIED = 6
 """Single changes that are shown."""
 LETTERS = (
-    "F is forward, B backward, I its input-gradient half, W its weight-gradient half; dispatch and combine "
-    "carry tokens to their experts and back."
+    "F belongs to the forward pass and B to the backward pass; dispatch and combine carry tokens to their "
+    "experts and back."
 )
 
 
@@ -78,7 +78,7 @@ def _bands(scenario: Scenario, result: Result) -> dict[str, Band] | None:
     key = f"interval/{state.cache_key(without_prices(scenario))}"
     try:
         work = (predictions.interval, scenario)
-        whole: Result | None = long_work.value("interval", key, "the interval is being computed", *work)
+        whole: Result | None = long_work.value("interval", key, "P10 to P90 follow", *work)
         if whole is None:
             return None
         found = moesim.reprice(whole, scenario).uncertainty
@@ -87,7 +87,7 @@ def _bands(scenario: Scenario, result: Result) -> dict[str, Band] | None:
         return {}
     if found is None:
         return {}
-    st.caption(f"Intervals: {escaped(found.note)}.")
+    st.caption(f"P10 to P90: {escaped(found.note)}.")
     return bands_of_figures(result, found)
 
 
@@ -109,7 +109,7 @@ def _sureness(scenario: Scenario, result: Result) -> None:
             "and allocator"
         )
     if result.defaults:
-        with st.expander(f"Defaults: {len(result.defaults)} keys that nobody stated"):
+        with st.expander(f"{len(result.defaults)} values that the scenario leaves to rules"):
             st.dataframe(
                 [{"key": d.key, "value": d.text, "why": d.why, "source": d.source} for d in result.defaults],
                 hide_index=True,
@@ -192,7 +192,7 @@ def _bands_of_changes(scenario: Scenario, result: Result, shown: Any) -> dict[st
     """Intervals of the changes, by override; none while a job computes them."""
     key = f"neighbour bands/{state.cache_key(without_prices(scenario))}/{'/'.join(r.override for r in shown)}"
     try:
-        what = "how sure these differences are: being computed; until then they are grey"
+        what = "intervals of the differences follow; until then they are grey"
         work = (predictions.neighbour_bands, scenario, result, shown)
         found: dict[str, Band] | None = long_work.value("neighbour bands", key, what, *work)
     except MoesimError as error:

@@ -13,12 +13,13 @@ from moesim.app import explanations, exports, navigation, predictions, state, wi
 from moesim.app.charts import run_cost as charts
 from moesim.app.charts import style
 from moesim.app.explanations import run_derivations
-from moesim.app.texts import badge, compact, escaped, muted, span
+from moesim.app.texts import basis_badge, compact, escaped, muted, span
 from moesim.app.views import headline
 from moesim.hwmodels.failure import list_failure_rates, list_restarts, list_storage
 from moesim.hwmodels.price import list_energy_sites, list_prices, list_purchases, load_prices
 from moesim.hwmodels.units import format_quantity
 from moesim.simulator.common.texts import overridden_key
+from moesim.simulator.predict.figures import FigureBasis, run_bases
 from moesim.simulator.predict.result import Result
 from moesim.simulator.run.bill import RunSpread
 from moesim.simulator.run.report import RunReport
@@ -29,6 +30,10 @@ from moesim.simulator.studies.reprice import repriced, without_prices
 from moesim.simulator.studies.whole_run import with_default_stops
 
 NONE = "none"
+WRONG_DATE = "wrong date"
+"""Session key with what is wrong with the date that was typed last."""
+OWN_TERMS = ("on-demand", "one-year", "three-year")
+"""Terms of a rate that the visitor states."""
 TOKENS_ONLY = "tokens only"
 CLUSTERS_PRICE = "the cluster's price"
 TRILLION = 1e12
@@ -44,21 +49,21 @@ def show() -> None:
     with inputs:
         _inputs(scenario, assumed)
     with results:
-        _results(scenario)
+        _results(scenario, bool(assumed))
 
 
-def _results(scenario: Scenario) -> None:
+def _results(scenario: Scenario, by_rule: bool) -> None:
     result, report = _computed(scenario)
     headline.shortage(result)
-    _headline(scenario, result, report)
+    _headline(scenario, result, report, run_bases(scenario, result, report, by_rule))
     roofline = muted(result.confidence)
     left, right = st.columns(2, gap="large")
     with left:
         st.header("Where the GPU-hours go")
         hours = report.gpu_hours
         st.markdown(
-            f"{compact(hours.productive)} productive of {compact(hours.total)} GPU-hours; "
-            f"{compact(hours.billed)} billed with spares."
+            f"Of {compact(hours.total)} GPU-hours {compact(hours.productive)} train; with spares "
+            f"{compact(hours.billed)} are billed."
         )
         if hours.total > hours.productive:
             chart = style.muted(charts.overheads(hours), roofline)
@@ -73,11 +78,11 @@ def _results(scenario: Scenario) -> None:
             )
         factor = report.step_factor
         if factor is None:
-            st.caption("Intervals hold stops only, not the uncertainty of the step time.")
+            st.caption("The intervals contain interruptions, and not the uncertainty of the step time.")
         else:
             st.caption(
-                f"Intervals hold stops and the step time's uncertainty: {factor.p10:.3f} to {factor.p90:.3f} "
-                "of the predicted step (P10 to P90)."
+                "The intervals contain interruptions and the uncertainty of the step time, "
+                f"{factor.p10:.3f} to {factor.p90:.3f} of the prediction (P10 to P90)."
             )
     with right:
         st.header("What stops it")
@@ -114,8 +119,14 @@ def _inputs(scenario: Scenario, assumed: Sequence[Default]) -> None:
     limits: dict[str, Any] = {"min_value": min(1e-6, tokens), "max_value": max(1e6, tokens), "step": 0.1}
     label = "Tokens of the main phase (T: 10¹²)"
     st.number_input(label, **limits, format="%g", key=name, on_change=_tokens, args=(name,))
-    name = widgets.place("run.start", run.start)
-    st.date_input("Start", key=name, on_change=_start, args=(name,))
+    name = widgets.place("run.start", "" if run.start is None else run.start.isoformat())
+    place: dict[str, Any] = {
+        "placeholder": "2027-01-31",
+        "help": "Year, month and day; empty: no finish date is predicted",
+    }
+    st.text_input("Start date", key=name, on_change=_start, args=(name,), max_chars=10, **place)
+    if WRONG_DATE in st.session_state:
+        st.error(escaped(st.session_state.pop(WRONG_DATE)), icon=":material/error:")
     st.header("Failures and checkpoints")
     if assumed:
         st.caption(escaped("Assumed by rule: " + "; ".join(f"{item.key} = {item.text}" for item in assumed)))
@@ -130,22 +141,37 @@ def _inputs(scenario: Scenario, assumed: Sequence[Default]) -> None:
             st.checkbox("Write behind training", key=name, on_change=_changed, args=("asynchronous", name))
     name = widgets.place("spares", run.spares.count if run.spares else 0)
     st.number_input("Spare nodes", 0, 1000, step=1, key=name, on_change=_changed, args=("spares", name))
+    _prices(scenario)
+
+
+def _prices(scenario: Scenario) -> None:
+    """Inputs of what the run is paid with."""
+    price = scenario.run.price
     st.header("Prices")
     accelerator = scenario.machine.accelerator.name
     terms = sorted({o.term for o in load_prices(accelerator).offers}) if accelerator in list_prices() else []
     bought = (f"buy: {name}" for name in list_purchases(accelerator))
-    ways = [CLUSTERS_PRICE, *(f"rent: {term}" for term in terms), *bought]
-    way, price = CLUSTERS_PRICE, run.price
+    own = (f"own rate: {term}" for term in OWN_TERMS)
+    ways = [CLUSTERS_PRICE, *(f"rent: {term}" for term in terms), *bought, *own]
+    way = CLUSTERS_PRICE
     if price is not None and price.rent is not None:
         way = f"rent: {price.rent.term}"
-    elif price is not None:
-        way = f"buy: {price.buy.name}" if price.buy is not None else "an offer of your own"
+    elif price is not None and price.offer is not None:
+        way = f"own rate: {price.offer.terms}"
+    elif price is not None and price.buy is not None:
+        way = f"buy: {price.buy.name}"
     name = widgets.place("run.price", way)
     st.radio(
-        "Pay", ways if way in ways else [way, *ways], key=name, on_change=_changed, args=("run.price", name)
+        "Pay",
+        ways if way in ways else [way, *ways],
+        key=name,
+        on_change=_changed,
+        args=("run.price", name),
+        format_func=_way,
     )
-    if run.price is None and scenario.machine.price_per_gpu_hour is not None:
-        name = widgets.place("rate", scenario.machine.price_per_gpu_hour.value)
+    stated = scenario.machine.price_per_gpu_hour if price is None else price.offer
+    if stated is not None:
+        name = widgets.place("rate", stated.value)
         st.slider("US dollars per GPU-hour", 0.1, 15.0, step=0.05, key=name, on_change=_rate, args=(name,))
     _choose("cluster.energy", "Electricity of", [NONE, *list_energy_sites()], _name(scenario.machine.energy))
 
@@ -168,12 +194,38 @@ def _tokens(name: str) -> None:
 
 
 def _start(name: str) -> None:
-    day: datetime.date | None = st.session_state[name]
+    text = st.session_state[name].strip()
+    try:
+        day = datetime.date.fromisoformat(text) if text else None
+    except ValueError:
+        st.session_state[WRONG_DATE] = f"{text} is no date: write year, month and day, such as 2027-01-31."
+        return
     state.set_override("run.start", None if day is None else json.dumps(day.isoformat()))
 
 
+def _way(way: str) -> str:
+    """A way to pay in words."""
+    kind, _, name = way.partition(": ")
+    if not name:
+        return f"{way} ({headline.offer_words(state.current().machine.price_per_gpu_hour)})"
+    return f"buy: {name}" if kind == "buy" else f"{kind}: {headline.term_words(name)}"
+
+
 def _rate(name: str) -> None:
-    state.set_override("cluster.price_per_gpu_hour", f"${st.session_state[name]:.2f}/h")
+    """A rate as typed: of the visitor's own offer, or in the place of the cluster's."""
+    price, value = state.current().run.price, f"${st.session_state[name]:.2f}/h"
+    if price is not None and price.offer is not None:
+        state.set_override("run.price", _own(value, price.offer.terms))
+    else:
+        state.set_override("cluster.price_per_gpu_hour", value)
+
+
+def _own(value: str, terms: str) -> dict[str, Any]:
+    """A rate that the visitor states, with its terms and the day on which it was stated."""
+    day = datetime.datetime.now(datetime.UTC).date().isoformat()
+    return {
+        "offer": {"value": value, "kind": "assumed", "source": "stated by you", "date": day, "terms": terms}
+    }
 
 
 def _changed(key: str, name: str) -> None:
@@ -197,6 +249,9 @@ def _changed(key: str, name: str) -> None:
     elif key == "run.price":
         kind, _, name = value.partition(": ")
         price: object = {"rent": {"term": name}} if kind == "rent" else {"buy": name}
+        if kind == "own rate":
+            now = state.current().machine.price_per_gpu_hour
+            price = _own(f"${2.0 if now is None else now.value:.2f}/h", name)
         state.set_override("run.price", None if value == CLUSTERS_PRICE else price)
     else:
         state.set_override(key, "null" if value == NONE else value)
@@ -245,7 +300,9 @@ def _computed(scenario: Scenario) -> tuple[Result, RunReport]:
     return whole, whole.run.report
 
 
-def _headline(scenario: Scenario, result: Result, report: RunReport) -> None:
+def _headline(
+    scenario: Scenario, result: Result, report: RunReport, bases: Mapping[str, FigureBasis]
+) -> None:
     own = [overridden_key(text) for text in state.overrides()]
     helps = explanations.texts(run_derivations(scenario, result, report, own), explanations.address())
     cells = [
@@ -262,13 +319,16 @@ def _headline(scenario: Scenario, result: Result, report: RunReport) -> None:
             for column, (label, name, (value, words)) in zip(st.columns(3), row, strict=True):
                 with column, st.container(gap=None):
                     st.metric(f"{label}, whole run", value, help=helps.get(name))
-                    lines = [badge(result.confidence), escaped(words)]
+                    basis = bases[name]
+                    lines = [basis_badge(basis.level, basis.reason), escaped(words)]
+                    if name == "cost_usd" and report.cost_usd is not None:
+                        lines.append(headline.price_words(scenario))
                     if not result.memory.fits:
-                        lines.insert(1, headline.DOES_NOT_FIT)
+                        lines.insert(1, f":red[{headline.DOES_NOT_FIT}]")
                     st.caption("  \n".join(lines))
     st.caption(
-        "Predicted values first, as on every page: every input at its stated value, the mean over random "
-        "stops. Charts and tables below add up to them; P10, P50 and P90 are points of the distribution."
+        "The large figures are the mean over random interruptions, every input at its stated value; charts "
+        "and tables add up to them. P10, P50 and P90 are points of the distribution of runs."
     )
     explanations.panel(helps)
 
@@ -281,7 +341,7 @@ def _between(
     Without a spread the value is "unknown". `before` and `after`: the unit.
     """
     if spread is None:
-        return "unknown", "no price or no energy site is known"
+        return "unknown", ""
 
     def text(value: float) -> str:
         number = compact(value) if form is None else f"{value:{form}}"

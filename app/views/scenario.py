@@ -121,16 +121,14 @@ def _chosen(key: str, name: str) -> None:
 # -- repair ------------------------------------------------------------------------------------------
 # What to do about a scenario that is illegal or does not fit: mark its field, offer plans that fit.
 
-PLAN_KEYS = ("schedule", "recompute")
-"""Keys of a repair that stand at the top of a scenario; the others are below `parallel`."""
-
 
 def guard(show: Callable[[Scenario], None]) -> None:
     """Draw what depends on the current scenario, or say what is wrong with it and how to mend it."""
     try:
         show(state.current())
     except MoesimError as error:
-        keys = [error.key] if isinstance(error, InputError) and error.key is not None else []
+        wrong = state.refusals(error)
+        keys = [one.key for one in wrong if isinstance(one, InputError) and one.key is not None]
         # Mark the inputs of these keys with a frame and a word, whatever they show.
         keys += map(overridden_key, state.left_out())
         names = [re.sub(r"[^a-zA-Z0-9_-]", "-", f"st-key-input {key}") for key in keys]
@@ -142,7 +140,7 @@ def guard(show: Callable[[Scenario], None]) -> None:
                 f"<style>{boxes} {{outline: 2px solid {red}; border-radius: 0.5rem}} "
                 f"{labels} {{content: ' not possible here'; color: {red}}}</style>"
             )
-        widgets.complain(error)
+        widgets.complain(*wrong)
         if isinstance(error, InputError | InfeasibleError) and not state.left_out():
             widgets.guard(lambda: offer(state.current()))
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from html import escape
 from typing import Any
+from urllib.parse import urlencode
 
 import streamlit as st
 
-from moesim.app import forms, long_work, page_switch, scenario_store, state, texts, visitors, widgets
+from moesim.app import forms, long_work, page_switch, scenario_store, state, texts, uploads, visitors, widgets
 from moesim.app import scenario_links as links
 from moesim.app.texts import compact, escaped
 from moesim.app.tray import TrayEntry, tray
@@ -23,83 +25,105 @@ from moesim.simulator.scenario.stated import is_stated
 from moesim.simulator.studies.compare import changes
 
 # -- a and b -----------------------------------------------------------------------------------------
-# Two scenarios in one table on every page: A is pinned, B is the next pinned one or the current one.
+# One bar on every page: A is pinned, B is the next pinned scenario or the current one, B - A is below them.
 
-FIGURES = ("step_time_s", "tokens_per_s_per_gpu", "mfu_causal", "days", "cost_usd")
+FIGURES = {
+    "step_time_s": False,
+    "cost_usd": False,
+    "days": False,
+    "tokens_per_s_per_gpu": True,
+    "mfu_causal": True,
+}
+"""Figures of the bar, and whether a larger value is better."""
+MOST_KEYS = 6
+"""Differing keys that the bar states."""
 
 
-def show_pinned(kept: Sequence[scenario_store.Kept]) -> None:
-    """Draw the table, with buttons to open either side on this page, and to unpin."""
+def show_pins() -> None:
+    """Draw the pinned scenario A beside B with their difference, and buttons to open and to unpin them."""
+    kept = scenario_store.pinned()
+    if not kept:
+        return
     current = scenario_store.current()
-    sides = [*kept, current][:2]
-    with st.container(border=True, key="a-and-b"):
-        named = [(f"{n}, {side[0]}", n, *side[1:]) for n, side in zip("AB", sides, strict=True)]
+    with suppress(MoesimError), st.container(border=True, key="a-and-b"):
+        named = [
+            (f"{n}, {side[0]}", n, *side[1:]) for n, side in zip("AB", [*kept, current][:2], strict=True)
+        ]
+        place = st.empty()
         found = [(scenario, result) for _, scenario, result in headline.sides(named)]
+        with st.container(horizontal=True, gap="small", vertical_alignment="center"):
+            if len(found) == 2:
+                st.caption(_differing(found[0][0], found[1][0]), width="content")
+            _buttons([*kept, current][:2], current, len(kept))
+            bands = None
+            if (
+                len(found) == 2 and found[0][0] != found[1][0]
+            ):  # its progress stands in this row: nothing moves
+                bands = headline.changes("a and b", found[0], found[1], "")
         if len(found) == 2:
-            same = found[0][0] == found[1][0]
-            bands = None if same else headline.changes("a and b", found[0], found[1])
-            labels = [label for label, _, _ in sides]
-            st.markdown("\n".join(table(labels, found, bands)))
-        _buttons(sides, current, len(kept))
+            labels = [label for label, _, _ in [*kept, current][:2]]
+            place.html(table(labels, found, bands))
 
 
 def table(
     labels: Sequence[str], sides: Sequence[tuple[Scenario, Result]], bands: Mapping[str, Band] | None
-) -> list[str]:
-    """Lines of a Markdown table: A, B and their difference, which is grey inside its own uncertainty."""
+) -> str:
+    """A, B and their difference as HTML; the difference is grey inside its own uncertainty."""
     first, second = (result for _, result in sides)
     names = {name: label for label, _, name in headline.tiles(first) if name in FIGURES}
-    lines = [
-        "| | " + " | ".join([*names.values(), "Memory", "Confidence"]) + " |",
-        "|---" + "|---:" * len(names) + "|---:|:---|",
-    ]
+    names = {name: names[name] for name in FIGURES}
+    faint = [False] * (len(names) + 1)
+    lines = []
     for letter, label, (_, result) in zip("AB", labels, sides, strict=True):
         shown = {name: value for _, value, name in headline.tiles(result)}
-        memory = f"{in_unit(result.memory.total_bytes, 'GiB', 'bytes'):.1f} GiB"
-        fit = memory if result.memory.verdict == "fits" else f"{memory}, {result.memory.verdict}"
-        cells = [escaped(shown[name]) for name in names] + [fit, texts.badge(result.confidence)]
-        title = escaped(label).replace("|", "\\|")
-        lines.append(f"| **{letter}** {title} | " + " | ".join(cells) + " |")
+        memory = f"{in_unit(result.memory.total_bytes, 'GiB', 'bytes'):.1f} GiB, {result.memory.verdict}"
+        mark = headline.note(headline.DOES_NOT_FIT if not result.memory.fits else "")
+        cells = [headline.main(shown[name]) + mark for name in names] + [escape(memory)]
+        lines.append(headline.line(f"{letter}  {label}", cells, faint))
     differ = changes(first, second)
-    cells = []
-    for name in names:
-        by = differ.get(name)
-        told = "" if by is None else escaped(headline.change(name, by))
-        if by is not None and (told == headline.SAME or headline.sure(name, bands)[0]):
-            told = f"**{told}**"
-        elif by is not None:  # grey while its uncertainty is computed, and "(uncertain)" inside it
-            told = f":gray[{told}{' (uncertain)' if bands is not None else ''}]"
-        cells.append(told)
-    known = "" if bands is not None or differ == {} else " :gray[(how sure is being computed)]"
+    cells = [_difference(name, differ.get(name), bands) for name in names]
     more = in_unit(second.memory.total_bytes - first.memory.total_bytes, "GiB", "bytes")
-    lines.append(f"| **B - A**{known} | " + " | ".join([*cells, f"{more:+.1f} GiB", ""]) + " |")
-    return lines
+    lines.append(headline.line("B - A", [*cells, f"{more:+.1f} GiB"], faint))
+    heads = [*map(escape, names.values()), "Memory"]
+    return headline.table("A beside B", heads, lines, faint)
+
+
+def _differing(first: Scenario, other: Scenario) -> str:
+    """The keys that differ, with their values in B."""
+    texts = links.overrides_between(first, other)
+    told = [escaped(links.readable(text)) for text in texts[:MOST_KEYS]]
+    told += [f"{len(texts) - MOST_KEYS} more keys"] if len(texts) > MOST_KEYS else []
+    return f"B differs in {', '.join(told)}" if told else "A and B are the same scenario"
+
+
+def _difference(name: str, by: float | None, bands: Mapping[str, Band] | None) -> str:
+    """One difference with its interval, which may follow."""
+    if by is None:
+        return ""
+    told = headline.change(name, by)
+    if told == headline.SAME:
+        return headline.note(told)
+    band = None if bands is None else bands.get(name)
+    if band is None:
+        return headline.note(told) + headline.note("interval follows")
+    ends = headline.change(name, band.p10), headline.change(name, band.p90)
+    return headline.delta(told, *ends, band.has_sign, (by > 0.0) == FIGURES[name])
 
 
 def _buttons(sides: Sequence[scenario_store.Kept], current: scenario_store.Kept, kept: int) -> None:
-    with st.container(horizontal=True, gap="small"):
-        for letter, (label, preset, texts) in zip("AB", sides, strict=True):
-            note = f"Make {escaped(label)} the scenario of every page"
-            shown = (preset, texts) == current[1:]
-            widgets.button(
-                f"Show {letter}", f"show {letter}", _open, preset, texts, disabled=shown, help=note
-            )
-        for number in range(min(kept, 2)):
-            key, undo = f"unpin {number}", scenario_store.unpin
-            widgets.button(f"Unpin {'AB'[number]}", key, undo, number, type="tertiary")
-
-
-def _open(preset: str, texts: tuple[str, ...]) -> None:
-    state.open_scenario(preset, texts)
+    for letter, (label, preset, own) in zip("AB", sides, strict=True):
+        note, shown = f"Make {escaped(label)} the scenario of every page", (preset, own) == current[1:]
+        open_, key = state.open_scenario, f"show {letter}"
+        widgets.button(f"Show {letter}", key, open_, preset, own, disabled=shown, help=note, type="tertiary")
+    for number in range(min(kept, 2)):
+        key, undo = f"unpin {number}", scenario_store.unpin
+        widgets.button(f"Unpin {'AB'[number]}", key, undo, number, type="tertiary")
 
 
 MOST_CHIPS = 8
 """Changes that are shown as chips; the rest is listed behind a button."""
 
 REFUSED = ":red-badge[:material/error: refused: the page says why]"
-
-HIDDEN = ("name", "description")
-"""Changes that are no chips, because the scenario's name shows them."""
 
 
 def show() -> Any:
@@ -141,7 +165,7 @@ def show_facts(place: Any) -> None:
 
 
 def _facts(scenario: Scenario, result: Result | None, verdict: str = "") -> str:
-    """Model, GPUs, tokens, fit, confidence and profile in one line of Markdown."""
+    """Two lines of Markdown: step, cost, fit and confidence; model, GPUs, tokens and profile below them."""
     gpus = " + ".join(f"{machine.n_gpus:,} x {machine.accelerator.name}" for machine in scenario.machines)
     parts = [escaped(scenario.shape.name), escaped(gpus)]
     if scenario.serving is not None:
@@ -150,61 +174,104 @@ def _facts(scenario: Scenario, result: Result | None, verdict: str = "") -> str:
         return " · ".join([*parts, escaped(scenario.calibration.name)])
     assumed = "" if is_stated(scenario, "run.tokens") else " (assumed)"
     parts.append(f"{compact(scenario.run.tokens)} tokens{assumed}")
+    first = [verdict or ":gray[step and cost follow]"]
     if result is not None:
         memory = result.memory
         used, limit = (in_unit(size, "GiB", "bytes") for size in (memory.total_bytes, memory.capacity_bytes))
         colour, icon = headline.VERDICTS[memory.verdict]
-        parts.append(f":{colour}-badge[:material/{icon}: {memory.verdict}, {used:.1f} of {limit:.1f} GiB]")
-        parts.append(texts.badge(result.confidence))
+        first = [f"**{texts.written('step_time_s', result.step.time_s)}** a step"]
+        if scenario.stages.blocks is None:
+            first.append(f"**{escaped(texts.money(result.run.cost_usd))}** {headline.price_words(scenario)}")
+        first.append(f":{colour}-badge[:material/{icon}: {memory.verdict}, {used:.1f} of {limit:.1f} GiB]")
+        first.append(texts.badge(result.confidence))
         parts.append(escaped(result.profile))
-    return " · ".join([*parts, verdict] if verdict else parts)
+    return f"{' · '.join(first)}  \n:small[{' · '.join(parts)}]"
 
 
 def _scenario_header_buttons() -> None:
     pinned, now = scenario_store.pinned(), (state.preset(), state.overrides())
     free = len(pinned) < scenario_store.MOST - 1 and all(kept[1:] != now for kept in pinned)
+    pin = "Pin this scenario: it stays beside what you change next"
     with st.container(horizontal=True, width="content", gap="small", key="scenario-buttons"):
         for key, icon, note, act, possible in (
             ("undo change", "undo", "Undo the last change", state.undo, state.can_undo()),
             ("redo change", "redo", "Redo the change that was undone last", state.redo, state.can_redo()),
-            (
-                "pin",
-                "keep",
-                "Pin this scenario: it stays beside what you change next",
-                scenario_store.pin,
-                free,
-            ),
+            ("pin", "keep", pin, scenario_store.pin, free),
         ):
             widgets.button(f":material/{icon}:", key, act, help=note, disabled=not possible)
+        widgets.button(":material/link:", "copy link", _ask_link, help="Copy a link to this page")
+    if st.session_state.get(LINK_OF) == _here():  # drawn again with the page, which would else close it
+        _show_link()
+
+
+LINK_OF = "link shown"
+"""Session key with the page and scenario whose link is shown."""
+
+
+def _here() -> tuple[str, str, tuple[str, ...]]:
+    return str(st.context.url or "").partition("?")[0], state.preset(), state.overrides()
+
+
+def _ask_link() -> None:
+    st.session_state[LINK_OF] = _here()
+
+
+def _no_link() -> None:
+    st.session_state.pop(LINK_OF, None)
+
+
+@st.dialog("A link to this page", on_dismiss=_no_link)
+def _show_link() -> None:
+    """Offer the address of this page, short and long, each with a button that copies it."""
+    state.publish()
+    query = urlencode({k: st.query_params.get_all(k) for k in st.query_params}, doseq=True)
+    base = str(st.context.url or "").partition("?")[0]
+    code = scenario_store.short_link(query)
+    if code is None:
+        st.warning(
+            f"No short link: {escaped(scenario_store.store_problem() or 'the address is too long')}",
+            icon=":material/link_off:",
+        )
+    else:
+        st.caption("Short, for as long as this server keeps it:")
+        st.code(f"{base}?{scenario_store.SHORT}={code}", language=None, wrap_lines=True)
+    warning = links.only_here(state.preset(), state.overrides())
+    st.caption(escaped(warning or "Long, which holds the whole scenario and works on any moesim dashboard:"))
+    st.code(f"{base}?{query}", language=None, wrap_lines=True, height=160)
 
 
 def _chips() -> None:
-    """Draw each change as a button that takes it back."""
-    own = [text for text in state.overrides() if overridden_key(text) not in HIDDEN]
+    """Draw what each action changed as a button that takes it back."""
+    own = state.actions()
     if not own:
         return
     with st.container(horizontal=True, gap="small", key="chips"):
-        for text in own[:MOST_CHIPS]:
-            _chip(text)
+        for keys, words in own[:MOST_CHIPS]:
+            _chip(keys, words)
         if len(own) > MOST_CHIPS:
             with st.popover(f"{len(own) - MOST_CHIPS} more changes", width="content"):
-                for text in own[MOST_CHIPS:]:
-                    _chip(text)
+                for keys, words in own[MOST_CHIPS:]:
+                    _chip(keys, words)
         if len(own) > 1:
             st.button("Undo all changes", on_click=state.reset, type="tertiary", key="undo all")
 
 
-def _chip(text: str) -> None:
-    key = overridden_key(text)
-    label, note = f"{escaped(links.readable(text))} ✕", f"Take {escaped(key)} back"
-    widgets.button(label, f"chip {key}", state.set_override, key, None, help=note)
+def _chip(keys: Sequence[str], words: str) -> None:
+    shown = [links.readable(text) for text in state.overrides() if overridden_key(text) in keys]
+    note = f"Take back {escaped(', '.join(shown))}"
+    widgets.button(f"{escaped(words)} ✕", f"chip {keys[0]}", state.take_back, keys, help=note)
 
 
 def _menu() -> None:
     """Draw what can be done with the scenario as an object, and the others to switch to."""
     name = "scenario name"
     st.session_state[name] = state.title()
-    st.text_input("Name", key=name, max_chars=state.MOST_NAME, on_change=_renamed, args=(name,))
+    note = "Empty: it is called by what differs from its preset"
+    more: dict[str, Any] = {"on_change": _renamed, "args": (name,), "help": note}
+    st.text_input("Name", key=name, max_chars=state.MOST_NAME, **more)
+    st.caption(
+        f"A change of {escaped(uploads.with_names(state.preset()))}." if state.overrides() else "As shipped."
+    )
     with st.container(horizontal=True):
         st.button("Duplicate", icon=":material/content_copy:", on_click=scenario_store.duplicate)
         if state.overrides():
@@ -214,7 +281,6 @@ def _menu() -> None:
     warning = links.only_here(state.preset(), state.overrides())
     if warning is not None:
         st.warning(escaped(warning), icon=":material/link_off:")
-    st.caption("The address of this page is a link to this scenario.")
     others = [
         entry for entry in scenario_store.recent(visitors.current()) if entry.number != state.object_id()
     ]
@@ -222,20 +288,12 @@ def _menu() -> None:
         st.markdown("**Recent scenarios**")
     for entry in others[:8]:
         key, wide = f"recent {entry.number}", {"type": "tertiary", "width": "stretch"}
-        widgets.button(escaped(entry.name), key, scenario_store.open_recent, entry.number, **wide)
+        label = ": ".join(filter(None, (entry.title, entry.figures)))
+        widgets.button(escaped(label), key, scenario_store.open_recent, entry.number, **wide)
 
 
 def _renamed(name: str) -> None:
     state.rename(st.session_state[name])
-
-
-def show_pins() -> None:
-    """Draw the pinned scenario A beside B, the next pinned one or the current, with their difference."""
-    kept = scenario_store.pinned()
-    if not kept:
-        return
-    with suppress(MoesimError):  # the page says what is wrong with it
-        show_pinned(kept)
 
 
 # -- job tray ----------------------------------------------------------------------------------------
@@ -247,6 +305,10 @@ ENDS = {"done": ":material/check_circle:", "stopped": ":material/stop_circle:", 
 """Icon of each way to end."""
 
 STYLE = """<style>
+.st-key-tray {position: fixed; bottom: 0; left: 0; width: 210px; max-height: 40vh; overflow-y: auto;
+  z-index: 5; padding: 0.4rem 0.6rem; background: light-dark(#f8f8f7, #21201d); border-top: 1px solid
+  light-dark(#d5d8dd, #3a404c)}
+[data-testid=stSidebarContent]:has(.st-key-tray) {padding-bottom: 40vh}
 .st-key-tray [data-testid=stVerticalBlock] {gap: 0.15rem}
 .st-key-tray [data-testid=stMarkdownContainer] {margin-bottom: 0}
 .st-key-tray [data-testid=stMarkdownContainer] p {margin: 0; line-height: 1.3}
@@ -256,7 +318,7 @@ STYLE = """<style>
 .st-key-tray button {min-height: 1.6rem; padding: 0 0.3rem}
 .st-key-tray button p {font-size: 0.85rem}
 </style>"""
-"""Close together, because the tray shares the sidebar with the pages."""
+"""At the foot of the sidebar whatever its pages need, and close together."""
 
 
 def show_tray() -> None:

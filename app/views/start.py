@@ -212,11 +212,12 @@ def _recent() -> None:
         st.markdown("**Where you were**")
         for entry in found[:6]:
             name, ago, cross = st.columns([6, 3, 1], vertical_alignment="center")
-            if name.button(escaped(entry.name), key=f"open {entry.number}", type="tertiary"):
+            label = ": ".join(filter(None, (entry.title, entry.figures)))
+            if name.button(escaped(label), key=f"open {entry.number}", type="tertiary"):
                 scenario_store.open_recent(entry.number)
                 page_switch.go("result")
             ago.caption(_ago(time.time() - entry.changed_s))
-            note, number = f"Remove {escaped(entry.name)} from this list", entry.number
+            note, number = f"Remove {escaped(entry.title)} from this list", entry.number
             with cross:
                 widgets.button(
                     ":material/close:",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import streamlit as st
@@ -15,6 +15,7 @@ from moesim.app import (
     forms,
     jobs,
     long_work,
+    predictions,
     state,
     sweeps,
     upload_files,
@@ -25,8 +26,11 @@ from moesim.app import (
 from moesim.app.charts import sweep as charts
 from moesim.app.texts import escaped, written
 from moesim.app.tray import tray
+from moesim.app.views import headline
 from moesim.hwmodels.errors import MoesimError
 from moesim.hwmodels.units import in_unit
+from moesim.simulator.predict.figures import POWERS
+from moesim.simulator.predict.work_size import Band
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import SCHEDULES
 from moesim.simulator.studies.sweep import Survey, SweepPoint
@@ -59,25 +63,71 @@ FORMATS = {
 """Formats of the table's columns."""
 
 
+MOST_BANDS = 8
+"""Points, the best first, whose intervals are computed."""
+
+
 def show_answer(scenario: Scenario, found: Survey) -> None:
-    """Draw the known points of a sweep."""
+    """Draw the known points of a sweep, the best first."""
     names = [n for n in FIGURES if any(p.figures.get(n) is not None for p in found.points)]
-    show: dict[str, Any] = {"format_func": lambda n: FIGURES[n][0], "key": "sweep figure"}
+    paid = headline.price_words(scenario)
+    show: dict[str, Any] = {
+        "format_func": lambda n: f"{FIGURES[n][0]}, {paid}" if n == "cost_usd" else FIGURES[n][0],
+        "key": "sweep figure",
+    }
     name = forms.one_of(st.selectbox, "Figure", "sweep.figure", names, names[0], **show)
-    possible = [p for p in found.points if p.status == "ok" and p.figures.get(name) is not None]
-    sign = -1.0 if FIGURES[name][1] else 1.0
-    best = min(possible, key=lambda p: sign * _number(p, name), default=None)
+    ranked = _ranked(found.points, name)
+    best = ranked[0] if ranked[0].status == "ok" and ranked[0].figures.get(name) is not None else None
+    bands = _bands(scenario, ranked, name)
     _picture(scenario, found, name, best)
     if best is not None:
         with st.container(horizontal=True, vertical_alignment="center"):
-            value = f"{_number(best, name):.1f} GiB"
-            if name != "memory_bytes":
-                value = written(name, float(best.figures[name] or 0.0))
-            st.markdown(f"Best: **{escaped(_text(best))}**, {value}")
+            band = bands.get(best.key)
+            ends = f" ({headline.interval(name, band[0])})" if band is not None else ""
+            st.markdown(f"Best: **{escaped(_text(best))}**, {_told(best, name)}{escaped(ends)}")
             _offer(best, "best")
+        ties = [p for p in ranked[1:] if (band := bands.get(p.key)) and not band[1].has_sign]
+        if ties:
+            told = "; ".join(_text(point) for point in ties)
+            st.caption(f"Not surely worse, as P10 to P90 of the difference holds zero: {escaped(told)}.")
     elif found.points:
         st.warning("No point that is computed so far fits into memory.")
-    _table(found.points)
+    _table(ranked, name, bands)
+
+
+def _ranked(points: Sequence[SweepPoint], name: str) -> list[SweepPoint]:
+    """The points by a figure, the best first; then those that do not fit, and those without the figure."""
+    sign = -1.0 if FIGURES[name][1] else 1.0
+
+    def place(point: SweepPoint) -> tuple[int, float]:
+        if point.figures.get(name) is None:
+            return 2, 0.0
+        return int(point.status != "ok"), sign * _number(point, name)
+
+    return sorted(points, key=place)
+
+
+def _bands(scenario: Scenario, ranked: Sequence[SweepPoint], name: str) -> dict[str, tuple[Band, Band]]:
+    """Intervals of the best points and of their distances from the best, by point; none while computed."""
+    best = [p for p in ranked if p.status == "ok" and p.figures.get(name) is not None][:MOST_BANDS]
+    if name not in POWERS or not best or scenario.fleet is not None or scenario.stages.blocks is not None:
+        return {}
+    points = tuple((dict(p.values), float(p.figures[name] or 0.0)) for p in best)
+    asked = hashlib.sha256(json.dumps([name, [p.key for p in best]]).encode()).hexdigest()
+    key = f"point bands/{state.cache_key(scenario)}/{asked}"
+    try:
+        what, work = "intervals of the best points follow", (predictions.point_bands, scenario, points, name)
+        found = long_work.value("sweep bands", key, what, *work)
+    except MoesimError as error:
+        st.caption(f"No intervals: {escaped(error)}")
+        return {}
+    return {p.key: band for p, band in zip(best, found or (), strict=False) if band is not None}
+
+
+def _told(point: SweepPoint, name: str) -> str:
+    if name == "memory_bytes":
+        return f"{_number(point, name):.1f} GiB"
+    return written(name, float(point.figures[name] or 0.0))
 
 
 def _number(point: SweepPoint, name: str) -> float:
@@ -151,26 +201,32 @@ def _open(point: SweepPoint) -> None:
         state.set_override(key, value)
 
 
-def _table(points: Sequence[SweepPoint]) -> None:
+def _table(points: Sequence[SweepPoint], name: str, bands: Mapping[str, tuple[Band, Band]]) -> None:
+    """The points, ranked by the chosen figure; a plan that does not fit has no place."""
     st.header("Points")
+    places = {
+        p.key: n for n, p in enumerate(points, 1) if p.status == "ok" and p.figures.get(name) is not None
+    }
     kinds = list(dict.fromkeys(point.status for point in points))
     chosen = kinds
     if len(kinds) > 1:
         chosen = st.pills("Show", kinds, selection_mode="multi", key="sweep status") or kinds
     shown = [point for point in points if point.status in chosen]
     header = ["place", *dict.fromkeys(key for p in points for key in p.values), "status"]
+    ends = [f"{FIGURES[name][0]}, P10 to P90"] if bands else []
     figures = [n for n in FIGURES if any(p.figures.get(n) is not None for p in points)]
     rows: list[list[exports.Cell]] = [
         [
-            number,
+            places.get(p.key),
             *(_shown(p.values.get(key, "")) for key in header[1:-1]),
             p.status,
             *(None if p.figures.get(n) is None else _number(p, n) for n in figures),
+            *((headline.interval(name, bands[p.key][0])[12:] if p.key in bands else "",) if bands else ()),
             p.reason,
         ]
-        for number, p in enumerate(shown, start=1)
+        for p in shown
     ]
-    titles = [*header, *(FIGURES[n][0] for n in figures), "reason"]
+    titles = [*header, *(FIGURES[n][0] for n in figures), *ends, "reason"]
     formats = {FIGURES[n][0]: st.column_config.NumberColumn(format=FORMATS[n]) for n in figures}
     more = {"key": "sweep table", "on_select": "rerun", "selection_mode": "single-row"}
     event = widgets.table(titles, rows, column_config=formats, **more)
@@ -185,7 +241,7 @@ def _table(points: Sequence[SweepPoint]) -> None:
     with st.container(horizontal=True):
         widgets.download("Points (CSV)", exports.csv_text(titles, rows), "sweep.csv")
         texts = [
-            [v if n >= len(header) and n < len(titles) - 1 else str(v) for n, v in enumerate(row)]
+            [v if len(header) <= n < len(header) + len(figures) else str(v) for n, v in enumerate(row)]
             for row in rows
         ]
         parquet = exports.table_parquet(titles, texts) or exports.NO_PARQUET

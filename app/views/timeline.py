@@ -104,12 +104,24 @@ def _packed(scenario: Scenario, rank: int) -> PackedStep:
 
 
 def _exposed(result: Result) -> None:
-    own = result.breakdown_s
+    """The ranks that wait most, by name: rank 0 is seldom the worst."""
+    ranks = result.breakdown_by_rank_s
+    waits, bubbles = ([getattr(r, name) for r in ranks] for name in ("exposed_communication", "bubble"))
     tiles = {
-        "Bubble of rank 0": own.bubble,
-        "Waiting for communication, rank 0": own.exposed_communication,
-        "Overlapped pairs of rank 0": own.forward_backward,
-        "Gradients and optimizer": own.optimizer,
+        "Longest wait for communication": waits,
+        "Longest bubble": bubbles,
     }
-    for place, (label, value) in zip(st.columns(4), tiles.items(), strict=True):
-        place.metric(label, f"{value:.3f} s", help=f"of {result.step.time_s:.3f} s")
+    places = st.columns(4)
+    for place, (label, values) in zip(places, tiles.items(), strict=False):
+        most = max(values)
+        with place, st.container(gap=None):
+            st.metric(label, f"{most:.3f} s", help=f"of {result.step.time_s:.3f} s")
+            st.caption(f"pipeline rank {values.index(most)}; the least {min(values):.3f} s")
+    own = result.breakdown_s
+    for place, label, value in (
+        (places[2], "Overlapped pairs", own.forward_backward),
+        (places[3], "Gradients and optimizer", own.optimizer),
+    ):
+        with place, st.container(gap=None):
+            st.metric(label, f"{value:.3f} s", help=f"of {result.step.time_s:.3f} s")
+            st.caption("pipeline rank 0")

@@ -7,7 +7,7 @@ from typing import Any
 
 import streamlit as st
 
-from moesim.app import forms, predictions, state, widgets
+from moesim.app import forms, predictions, scenario_links, state, widgets
 from moesim.app.charts import differences as charts
 from moesim.app.texts import escaped
 from moesim.app.views import headline
@@ -45,35 +45,40 @@ def _explore(scenario: Scenario, base: Result) -> None:
         price = _price(scenario)
     state.publish()  # the address holds the sliders
     with right:
-        try:
-            changed = scenario.overridden(*moved, *price)
-            result = state.result_of(changed)
-        except MoesimError as error:
-            st.error(escaped(error), icon=":material/error:")
+        problem: MoesimError | None = None
+        with st.container(key="progress-line", gap=None):  # as high as one line, whatever it says
+            try:
+                changed = scenario.overridden(*moved, *price)
+                result = state.result_of(changed)
+            except MoesimError as error:
+                problem = error
+            else:
+                bands = headline.changes("what if", (scenario, base), (changed, result))
+                if bands is not None:
+                    st.caption("Below each figure P10 to P90 of its difference from the current scenario.")
+        if problem is not None:
+            st.error(escaped(problem), icon=":material/error:")
             return
-        bands = headline.changes("what if", (scenario, base), (changed, result))
         _tiles(base, result, bands)
-        if moved or price:
-            st.code("\n".join((*moved, *price)), language=None)
-            if st.button("Make this the current scenario", key="adopt"):
-                state.adopt(changed)
-                forms.clear("what-if.")
-                st.rerun(scope="app")
-        else:
-            st.caption("Nothing is changed: move a slider.")
-        if moved:
-            widgets.figure(
-                charts.waterfall(
-                    "now",
-                    base.step.time_s,
-                    [(row.cause, row.seconds[1] - row.seconds[0]) for row in waterfall([base, result])],
-                    "what if",
-                    result.step.time_s,
-                    sure=headline.sure("step_time_s", bands)[0],
-                ),
-                f"From {base.step.time_s:.3f} s to {result.step.time_s:.3f} s by cause",
+        # The same parts whatever is moved, and the changes last: nothing jumps under the pointer.
+        note = "" if moved or price else "Nothing is changed: move a slider"
+        if st.button("Make this the current scenario", key="adopt", disabled=bool(note), help=note or None):
+            state.adopt(changed)
+            forms.clear("what-if.")
+            st.rerun(scope="app")
+        widgets.figure(
+            charts.waterfall(
+                "now",
+                base.step.time_s,
+                [(row.cause, row.seconds[1] - row.seconds[0]) for row in waterfall([base, result])],
                 "what if",
-            )
+                result.step.time_s,
+                sure=headline.sure("step_time_s", bands)[0],
+            ),
+            f"From {base.step.time_s:.3f} s to {result.step.time_s:.3f} s by cause",
+            "what if",
+        )
+        st.code("\n".join((*moved, *price)) or "# nothing is changed", language=None)
 
 
 def _kernels(scenario: Scenario) -> list[str]:
@@ -90,7 +95,7 @@ def _kernels(scenario: Scenario) -> list[str]:
 def _links(scenario: Scenario) -> list[str]:
     """Buttons for slower and faster links, so that twice the bandwidth is one click."""
     node = scenario.machine.node
-    scale_up = "NVLink" if node.accelerator.vendor == "NVIDIA" else "Scale-up"
+    scale_up = scenario_links.scale_up_name(scenario.machine)
     chosen = {}
     for name, label, figure in (
         ("nic", "NIC", node.nic_bandwidth),
@@ -145,7 +150,8 @@ def _price(scenario: Scenario) -> list[str]:
         "step": 0.05,
         "help": "Arithmetic on the predicted hours: nothing is simulated again",
     }
-    label, most, key = "Price ($ a GPU-hour)", max(12.0, now), f"what if price {now:g}"
+    label = f"Price ($ a GPU-hour), now {headline.price_words(scenario)}"
+    most, key = max(12.0, now), f"what if price {now:g}"
     price = forms.number(st.slider, label, "what-if.price", 0.0, most, now, key=key, **more)
     return [] if price == now else [f"cluster.price_per_gpu_hour=${price:g}/h"]
 
@@ -155,17 +161,19 @@ def _tiles(base: Result, result: Result, bands: Mapping[str, Band] | None) -> No
     differ = changes(base, result)
     shown = [tile for tile in headline.tiles(result) if tile[2] in SHOWN]
     for place, (label, value, name) in zip(st.columns(2) + st.columns(2), shown, strict=True):
-        by, shade = differ.get(name), headline.colour(name, bands, SHOWN[name])
-        place.metric(label, value, headline.change(name, by) if by else None, delta_color=shade)
-        if by:
-            place.caption(headline.sure(name, bands)[1])
+        by, shade = differ.get(name) or 0.0, headline.colour(name, bands, SHOWN[name])
+        # A difference and its interval always have their lines, so that nothing moves with a slider.
+        place.metric(label, value, headline.change(name, by), delta_color=shade if by else "off")
+        words = headline.sure(name, bands)[1] if by else "no difference"
+        mark = "" if result.memory.fits else f":red[{headline.DOES_NOT_FIT}], "
+        place.caption(f"{mark}{words or headline.WAITING}")
 
 
 def _tornado(scenario: Scenario, base: Result) -> None:
     st.header("What matters most")
-    st.markdown("Every uncertain input alone at its 10 % and 90 % point.")
+    st.markdown("How far the step moves when one uncertain input alone is at its 10 % or 90 % point.")
     key, work = f"sensitivity/{state.cache_key(scenario)}", (predictions.sensitivity, scenario)
-    found: Sensitivity | None = widgets.long_work("tornado", key, "Compute the tornado", *work)
+    found: Sensitivity | None = widgets.long_work("tornado", key, "Rank the uncertain inputs", *work)
     if found is None:
         return
     rows = [
@@ -173,5 +181,5 @@ def _tornado(scenario: Scenario, base: Result) -> None:
         for row in found.rows()
     ]
     widgets.figure(
-        charts.tornado(rows, base.step.time_s), "Tornado: step time with each input at its ends", "tornado"
+        charts.tornado(rows, base.step.time_s), "Step time with each uncertain input at its ends", "tornado"
     )

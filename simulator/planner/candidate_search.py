@@ -163,7 +163,7 @@ class CandidateSearch:
             if self.estimated >= MOST_ESTIMATES:
                 self.capped = True
                 break
-            text = f"{self.estimated:,} plans in closed form"
+            text = self._done()
             if done >= evaluated:
                 # As many as all before, since plans of one schedule are faster together.
                 more = BATCH * ceil(min(done, open_ - done) / BATCH)
@@ -180,8 +180,12 @@ class CandidateSearch:
             if np.isfinite(limit):
                 open_ = int(np.searchsorted(c.bound[order], max(limit, at_least_s)))
             share = min(1.0, done / max(1, open_))
-            say(share, f"{self.estimated:,} plans in closed form")
+            say(share, self._done())
         return float(c.bound[order[done]]) if done < len(order) else float("inf")
+
+    def _done(self) -> str:
+        """What the search has done, for its progress."""
+        return f"{self.estimated:,} plans estimated" if self.estimated else "ordering plans by their bounds"
 
     def best_of_families(self) -> list[int]:
         """The fastest estimated plan of every family, fastest first; ties by memory, then by number."""
@@ -228,7 +232,7 @@ class CandidateSearch:
             open_ = open_[~dominated(c.memory[open_], c.bound[open_], steps)]
             if not len(open_):
                 break
-            text = f"{self.estimated:,} plans in closed form; the front of time and memory"
+            text = f"{self._done()}; looking for trade-offs with memory"
             left.append(len(open_))
             # The first round excludes most plans; from then on they become fewer at a steady pace.
             share = 0.0 if len(left) < 3 else 1.0 - left[-1] / left[1]

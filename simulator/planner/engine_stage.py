@@ -69,7 +69,7 @@ def rank(
         rough = sorted((goal.value(s.row(n, None)), i) for i, (s, n) in enumerate(todo))
         todo = [todo[i] for _, i in rough[: goal.top]]
     estimated = sum(s.study.estimated for s in searches)
-    text = f"{estimated:,} plans in closed form; the front of time and memory"
+    text = f"{estimated:,} plans estimated; simulating the best"
     say(0.0, text)
     scenarios = [scenario_of(s.scenario, s.candidates, n) for s, n in todo]
     # Plans of one schedule, and among them those with the same prices, run one after the other in a process.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
 
+from moesim.hwmodels.confidence import Confidence
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.validation import nearest
 from moesim.simulator.engine.full_resolution.result import FaultEffect
@@ -12,6 +14,11 @@ from moesim.simulator.predict.result_parts import Breakdown, MemoryResult, RunRe
 from moesim.simulator.predict.step import Prepared, run_step
 from moesim.simulator.predict.work_size import Band, Uncertainty
 from moesim.simulator.scenario.sections import Fault, NodeLoss
+
+if TYPE_CHECKING:
+    from moesim.simulator.run.report import RunReport
+    from moesim.simulator.scenario import Scenario
+    from moesim.simulator.scenario.defaults import Default
 
 
 class Figures(Protocol):
@@ -127,6 +134,77 @@ def bands_of_figures(result: Figures, uncertainty: Uncertainty) -> dict[str, Ban
             scale = value / band.predicted
             bands[name] = Band(**{k: v * scale for k, v in band.model_dump().items()})
     return bands
+
+
+# -- what figures stand on ---------------------------------------------------------------------------
+
+
+class EvidentFigures(Figures, Protocol):
+    """The fields of a result that say what its figures stand on."""
+
+    @property
+    def confidence(self) -> Confidence:
+        """Level of the evidence behind the GEMM rates."""
+
+    @property
+    def extrapolated(self) -> tuple[str, ...]:
+        """Inputs that were assumed or extrapolated."""
+
+    @property
+    def defaults(self) -> tuple[Default, ...]:
+        """Values that rules chose."""
+
+
+@dataclass(frozen=True, slots=True)
+class FigureBasis:
+    """What a figure stands on: the weakest level of evidence that decides it, and why in a few words.
+
+    `measured`, `published` and `peak-only` are of the GEMM rates, where no single input below them decides;
+    `assumed` where nobody stated an input that the figure is proportional to; `unknown` where one is missing.
+    """
+
+    level: Confidence | Literal["assumed", "unknown"]
+    reason: str
+
+
+def figure_bases(scenario: Scenario, result: EvidentFigures) -> dict[str, FigureBasis]:
+    """What each headline figure of a result stands on, by the figure's name.
+
+    A figure of the step stands on the rates and on every assumed input; days and cost also on the tokens of
+    the run, and cost on its price.
+    """
+    chosen = {default.key: default for default in result.defaults}
+    assumed = len(result.extrapolated) + sum(default.kind == "assumed" for default in result.defaults)
+    step = FigureBasis(result.confidence, f"{assumed} inputs assumed" if assumed else "no input assumed")
+    run, price = step, scenario.run.price
+    if "run.tokens" in chosen:
+        run = FigureBasis("assumed", "tokens of the run by rule")
+    cost, stated = run, [machine.price_per_gpu_hour for machine in scenario.machines]
+    if result.run.cost_usd is None:
+        cost = FigureBasis("unknown", "no price is stated or known")
+    elif price is None and any(offer is not None and offer.kind == "assumed" for offer in stated):
+        cost = FigureBasis("assumed", "the price of a GPU-hour")
+    elif price is None and any(key.endswith("price_per_gpu_hour") for key in chosen):
+        cost = FigureBasis("assumed", "price by rule: the middle of known offers")
+    names = ("step_time_s", "tokens_per_s_per_gpu", "mfu_causal", "mfu_noncausal", "tokens_per_day")
+    return dict.fromkeys(names, step) | {"days": run, "gpu_hours": run, "cost_usd": cost}
+
+
+def run_bases(
+    scenario: Scenario, result: EvidentFigures, report: RunReport, by_rule: bool
+) -> dict[str, FigureBasis]:
+    """What the figures of a whole run stand on; `by_rule`: nobody stated its failures and checkpoints."""
+    bases, failures = figure_bases(scenario, result), scenario.run.failures
+    stops = FigureBasis("unknown", "the run states no failures")
+    if failures is not None:
+        stops = FigureBasis("assumed", f"failures as at {failures.name}{' by rule' if by_rule else ''}")
+    energy = FigureBasis("assumed", "every board at its power limit")
+    if report.energy_kwh is None:
+        energy = FigureBasis("unknown", "no energy site is named")
+    days = bases["days"] if bases["days"].level == "assumed" or failures is None else stops
+    cost = bases["cost_usd"] if report.cost_usd is not None else FigureBasis("unknown", "no price is known")
+    own = dict.fromkeys(("goodput", "interruptions"), stops) | dict.fromkeys(("energy_kwh", "co2_kg"), energy)
+    return own | {"days": days, "cost_usd": cost}
 
 
 def uncertain_metric(name: str) -> Metric:

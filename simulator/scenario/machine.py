@@ -188,6 +188,10 @@ def check_profile(profile: CalibrationProfile, cluster: Cluster) -> None:
     )
 
 
+MOST_OF_DEEPEP = 24
+"""SMs that are offered in the place of a number that leaves none for compute."""
+
+
 def check_sms(sms: int, cluster: Cluster) -> None:
     """Raise InputError where communication reserves more SMs than the accelerator can spare."""
     engine = cluster.accelerator.communication_engine
@@ -206,7 +210,7 @@ def check_sms(sms: int, cluster: Cluster) -> None:
             f"communication.sms={sms} leaves no SM for compute: {cluster.accelerator.name} has {total}; "
             f"use at most {total - 1} (DeepEP uses 20 to 24)",
             key="communication.sms",
-            nearest=(total - 1,),
+            nearest=(min(MOST_OF_DEEPEP, total - 1),),
         )
 
 

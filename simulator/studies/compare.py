@@ -420,6 +420,28 @@ def change_bands(scenario: Scenario, result: Result, neighbours: Sequence[Neighb
     return bands
 
 
+def point_bands(
+    scenario: Scenario, points: Sequence[tuple[Mapping[str, Any], float]], metric: str
+) -> list[tuple[Band, Band] | None]:
+    """Intervals of a figure at some points of a sweep, each with that of its difference from the first point.
+
+    A point is (values by key, predicted figure). Points share the draws of the sources that they have in
+    common (docs/model.md, eq. U2). None for a figure that does not follow the step time, and for a point
+    without draws.
+    """
+    found: list[tuple[Band, Band] | None] = []
+    base: FloatArray | None = None
+    for values, predicted in points:
+        try:
+            drawn = predicted * relative_draws(scenario.replace(**values)) ** POWERS[metric]
+        except (InputError, InfeasibleError, KeyError):
+            found.append(None)
+            continue
+        base = drawn if base is None else base
+        found.append((Band.of(predicted, drawn), Band.of(predicted - points[0][1], drawn - base)))
+    return found
+
+
 def _candidates(scenario: Scenario) -> list[tuple[str, str]]:
     """Single changes with the reason to try each; changes to the scenario's own value are left out."""
     sms, ep = scenario.communication.sms, scenario.parallel.ep

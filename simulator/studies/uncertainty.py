@@ -304,11 +304,11 @@ def uncertainty(
 def _along(prepared: Prepared, executions: Sequence[Execution]) -> str:
     """Note on the critical path along which the effects were computed."""
     if prepared.whole is None:
-        return "first order along the critical path of the folded run"
+        return "each uncertain input moves the step along its critical path; nothing is simulated again"
     last = last_group(executions).program.group
     return (
-        f"first order along the critical path of full resolution (group {last}, the last of "
-        f"{len(executions)}); how transfers share links stays as simulated"
+        f"each uncertain input moves the step along the critical path of group {last}, the last of "
+        f"{len(executions)}; how transfers share links stays as simulated"
     )
 
 

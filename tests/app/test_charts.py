@@ -142,7 +142,7 @@ def test_small_causes_of_a_waterfall_are_one_bar_and_the_sum_stays() -> None:
 def test_a_waterfall_has_no_bar_that_no_digit_shows() -> None:
     changes = [("attn F", -0.5), ("mlp F", 0.001), ("dispatch F", -0.0009), ("same", 0.0)]
     bars = differences.waterfall("A", 10.0, changes, "B", 9.5001).data[0]
-    assert list(bars.x) == ["A", "attn F", "B"] and list(bars.text) == ["10.00", "-0.50", "9.50"]
+    assert list(bars.x) == ["A", "attention forward", "B"] and list(bars.text) == ["10.00", "-0.50", "9.50"]
     assert bars.measure[-1] == "absolute" and bars.y[-1] == 9.5001
     small = differences.waterfall("A", 0.02, [("attn F", -0.0005), ("mlp F", 0.0)], "B", 0.0195).data[0]
     assert list(small.text) == ["0.02000", "-0.00050", "0.01950"]

@@ -106,7 +106,7 @@ def test_what_stands_beside_the_pages_names_no_token() -> None:
     app.query_params["set"] = [*own_files(), 'routing.load={"kind":"zipf","exponent":0.3}']
     app.run()
     shown = "\n".join([*(b.label for b in app.button), *(m.value for m in app.markdown)])
-    assert "model=my-qwen (uploaded)" in shown
+    assert "my-qwen (uploaded) ✕" in shown
     assert "upload-" not in shown
     assert "{" not in shown
 

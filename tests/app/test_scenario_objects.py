@@ -8,9 +8,12 @@ import pytest
 
 pytest.importorskip("streamlit", reason="streamlit is not installed")
 
+from app_sessions import figures
 from streamlit.testing import v1 as testing
 
-from moesim.app import pages, scenario_store
+import moesim
+from moesim.app import pages, scenario_links, scenario_store
+from moesim.app.texts import money
 
 HEAD = """
 from moesim.app import scenario_store, state
@@ -84,6 +87,76 @@ def test_the_bar_of_a_scenario_that_is_refused_says_so_and_stays() -> None:
     assert "chip cluster.nodes" in keys(app)
 
 
+@pytest.mark.parametrize(
+    ("texts", "name"),
+    [
+        ((), pages.HOME),
+        (("cluster.node.accelerator.scale_up_bandwidth=400 GB/s", "communication.sms=8"), "NVLink x2, 8 SMs"),
+        (("cluster.node.nic_bandwidth=25 GB/s", "cluster.network.fabric.link_bandwidth=25 GB/s"), "NIC x0.5"),
+        (("name=mine", "communication.sms=8"), "mine"),
+        (
+            ("name=m-16xh100-sxm", "description=m on 16 h100-sxm", "model=m", "cluster=c", "parallel.ep=8"),
+            "m-16xh100-sxm, EP8",
+        ),
+        (
+            ("routing.load={kind: zipf, exponent: 0.5}", 'run.price={"rent": {"term": "spot"}}'),
+            "Zipf 0.5, rent spot",
+        ),
+        (
+            ("a{b}c.d{units}=1", "parallel={tp: 1}", "seed=null", "precision=bf16", "schedule=1f1b", "x=2"),
+            "dSMs 1, parallel changed, seed none, bf16, 2 more",
+        ),
+    ],
+)
+def test_a_scenario_is_called_by_its_differences(texts: tuple[str, ...], name: str) -> None:
+    assert scenario_links.named(pages.HOME, texts, moesim.load(pages.HOME)) == name
+
+
+def test_what_one_action_changed_is_one_chip() -> None:
+    app = testing.AppTest.from_string(
+        "import streamlit as st\nfrom moesim.app import state\n"
+        "more = lambda: state.adopt(state.current().overridden('parallel.ep=32', 'parallel.microbatch=1', "
+        "'communication.sms=12', 'batch.sequences=7680'))\n"
+        "st.button('go', key='go', on_click=more)\n" + HEAD,
+        default_timeout=120,
+    )
+    app.query_params["preset"], app.query_params["set"] = pages.HOME, ["seed=3"]
+    app.run()
+    app.button(key="go").click().run()
+    chips = {str(b.key): b.label for b in app.button if str(b.key).startswith("chip")}
+    assert len(chips) == 2 and "seed 3 ✕" in chips.values(), chips
+    (other,) = (key for key, label in chips.items() if label != "seed 3 ✕")
+    app.button(key=other).click().run()
+    assert changes(app) == ("seed=3",)
+
+
+def test_recent_scenarios_say_step_and_cost() -> None:
+    app = head("communication.sms=8")
+    kept = scenario_store.recent(app.session_state["visitor"])
+    result = moesim.simulate(pages.HOME, "communication.sms=8")
+    assert result.run.cost_usd is not None
+    assert [entry.title for entry in kept] == ["8 SMs"]
+    assert kept[0].figures == f"{result.step.time_s:.3f} s a step, {money(result.run.cost_usd)}"
+
+
+def test_a_short_link_opens_what_it_stands_for() -> None:
+    app = testing.AppTest.from_string(
+        HEAD.replace("state.synchronise()", "scenario_store.open_short_link()\nstate.synchronise()"),
+        default_timeout=120,
+    )
+    code = scenario_store.short_link(f"preset={pages.HOME}&set=communication.sms%3D8")
+    assert code is not None and code == scenario_store.short_link(
+        f"preset={pages.HOME}&set=communication.sms%3D8"
+    )
+    app.query_params["link"] = code
+    app.run()
+    assert not app.exception and changes(app) == ("communication.sms=8",)
+    assert "link" not in app.query_params
+    app.query_params["link"] = "unknown"
+    app.run()
+    assert any("does not know it" in error.value for error in app.error)
+
+
 @pytest.mark.parametrize("name", ["**bold** [x](http://host)", "1.5e3", '"quoted"', "ü" * 300])
 def test_any_text_is_a_name_and_no_markup(name: str) -> None:
     app = head("batch.sequences=4096")
@@ -136,14 +209,14 @@ def test_a_pinned_scenario_stands_beside_the_current_one_with_their_difference()
     app.button(key="pin").click().run()
     assert app.button(key="pin").disabled, "the same scenario can be pinned once"
     app.button(key="chip batch.sequences").click().run()
-    table = next(mark.value for mark in app.markdown if mark.value.startswith("| |"))
-    rows = table.splitlines()
-    assert len(rows) == 5 and rows[2].startswith("| **A**") and rows[4].startswith("| **B - A**")
-    assert " s" in rows[4] and "$" in rows[4]
+    rows = figures(app)
+    assert list(rows)[1:4] == ["A 4,096 sequences", f"B {pages.HOME}", "B - A"]
+    assert " s" in rows["B - A"][0] and "$" in rows["B - A"][1]
+    assert any("B differs in batch.sequences=15360" in caption.value for caption in app.caption)
     app.button(key="show A").click().run()
     assert changes(app) == ("batch.sequences=4096",)
     app.button(key="unpin 0").click().run()
-    assert not any(mark.value.startswith("| |") for mark in app.markdown)
+    assert "B - A" not in figures(app)
 
 
 def test_why_the_last_click_started_nothing_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,6 +153,8 @@ console.log(JSON.stringify(asked));
         ("pair", [10], [0, 1]),
         ("7", [0, 1, 2, 10, 20], [1, 1]),
         ("forward rank 1", [], [0, 0]),
+        ("exposed", [1], [1, 0]),  # the row that is made of others counts where it is asked for
+        ("exposed dispatch rank 1", [], [0, 0]),
         ("   ", [], []),
     ],
 )
@@ -160,3 +162,34 @@ def test_a_search_finds_by_name_stage_and_micro_batch(
     text: str, begins: list[float], lit: list[int], tmp_path: Path
 ) -> None:
     assert run(tmp_path, SEARCH, text) == [{"found": begins, "lit": lit}]
+
+
+TABLES = SEARCH.replace(
+    'import { search } from "./search.js";', 'import { exposedEvents, totals } from "./tables.js";'
+)
+TABLES = (
+    TABLES[: TABLES.index("const step =")]
+    + """
+const other = row(1, 7, [[5, 6, 2, -1], [7, 12, 3, 1]]);
+const step = { names, actions: { ...actions, exposed: [4, 2] }, whole: process.argv[2] === "whole",
+  rows: [schedule, communication, exposed, other] };
+const half = new Uint8Array([0, 1, 1, 0]);
+console.log(JSON.stringify({
+  ranked: exposedEvents(step).map(({ row, index, ms }) => [row.rank, row.begin[index], ms]),
+  totals: totals(step, [communication], 2, 12, () => null),
+  lit: totals(step, [communication], 0, 99, () => half).map(({ words, total }) => [words, total]),
+}));
+"""
+)
+
+
+def test_exposed_communication_is_ranked_over_all_ranks_and_kinds_are_summed(tmp_path: Path) -> None:
+    found = run(tmp_path, TABLES, "whole")
+    assert found["ranked"] == [[1, 7, 5], [0, 1, 3], [1, 5, 1]]
+    assert found["totals"] == [
+        {"words": "dispatch F", "count": 1, "total": 2, "least": 2, "most": 2, "mean": 2},
+        {"words": "wait for dispatch F", "count": 1, "total": 1, "least": 1, "most": 1, "mean": 1},
+    ]
+    assert found["lit"] == [["dispatch F", 2], ["wait for dispatch F", 1]]
+    part = run(tmp_path, TABLES, "a part")  # then the actions of all ranks, by what each exposes
+    assert part["ranked"] == [[0, 0, 4], [0, 10, 2]]

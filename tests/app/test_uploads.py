@@ -341,3 +341,24 @@ def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_name_that_no_text_can_hold_is_shown_without_it() -> None:
     assert uploads.accept("scenario", "a\ud800.yaml", SMALL.encode()).name == "a?.yaml"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "text", "says"),
+    [
+        (
+            "scenario",
+            "config.json",
+            '{"model_type": "qwen3_moe", "hidden_size": 2048}',
+            "a model's config.json",
+        ),
+        ("model", "s.yaml", "name: x\nmodel: deepseek-v3\nparallel: {pp: 16}\n", "a scenario of moesim"),
+        ("model", "m.json", '{"weight_map": {"a": "b"}}', "an index of weights"),
+        ("profile", "t.json", '{"traceEvents": []}', "a profiler's trace"),
+        ("scenario", "run.sh", "#!/bin/bash\ntorchrun --nnodes 2 train.py\n", "a launch script"),
+    ],
+)
+def test_a_file_of_another_kind_is_named_for_what_it_is(kind: str, name: str, text: str, says: str) -> None:
+    with pytest.raises(InputError, match=says) as refused:
+        uploads.accept(kind, name, text.encode())
+    assert len(str(refused.value)) < 300, "no list of internal keys"

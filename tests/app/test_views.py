@@ -121,7 +121,7 @@ def test_intervals_come_when_they_are_known() -> None:
     shown = f"{days.p10:.1f} days to {days.p90:.1f} days"
     until(app, lambda page: any(shown in caption.value for caption in page.caption))
     assert any("$" in text for text in metrics(app).values())
-    assert app.button(key="start interval by engine").label == "Run the engine 200 times"
+    assert app.button(key="start interval by engine").label == "Simulate 200 steps"
     kept = {name: jobs.cache.get(name) for name in list(jobs.cache._values) if name.startswith("interval/")}
     step = bands.bands["step_time_s"]
     keys = [name for name, one in kept.items() if one.uncertainty.bands["step_time_s"] == step]
@@ -135,8 +135,8 @@ def test_intervals_come_when_they_are_known() -> None:
     for key in keys:  # tests before this one may have kept others
         jobs.cache.put(key.replace("interval/", "interval by engine/"), pickle.dumps(more))
     app.run()
-    shown = table(app, "engine P90")
-    assert list(shown["engine P90"]) == list(shown["first order P90"])
+    shown = table(app, "simulated P90")
+    assert list(shown["simulated P90"]) == list(shown["estimated P90"])
     assert "cost" in set(shown["figure"])
     assert any("-0.84% in the mean and 2.05% rms" in caption.value for caption in app.caption)
 
@@ -189,8 +189,8 @@ def test_a_part_of_a_model_has_no_throughput() -> None:
 
 def test_compare_splits_the_difference_by_cause() -> None:
     app = session("compare", *JOB)
-    press(app, "keep")
     app.query_params["preset"], app.query_params["set"] = HOME, [*JOB, "recompute=full"]
+    app.query_params["with"] = [json.dumps([HOME, *JOB])]
     app.run()
     assert not app.exception
     a, b = (moesim.simulate(HOME, *JOB, *more) for more in ((), ("recompute=full",)))
@@ -232,21 +232,32 @@ def test_compare_says_what_two_scenarios_do_not_share() -> None:
     assert body.count("<td class=roofline>") > 10, "all that stands on a roofline is muted"
 
 
-def test_a_scenario_compared_with_itself_is_the_same() -> None:
+def test_compare_offers_presets_and_begins_with_the_scenarios_own() -> None:
+    app = session("compare", *JOB, "recompute=full")
+    heads = next(element.proto.body for element in app.get("html")).split("</thead>")[0]
+    assert f"A: {HOME}" in heads and "B: " in heads, "a changed scenario stands beside its preset"
+    (chosen,) = app.multiselect
+    assert "preset: mixtral-8x7b-64xh100" in chosen.options
+    chosen.set_value([json.dumps(["mixtral-8x7b-64xh100"])]).run()
+    assert not app.exception
+    assert figures(app)["GPUs"] == ["64", "16"]
+    assert json.loads(app.query_params["with"]) == ["mixtral-8x7b-64xh100"], "what is chosen is pinned"
+
+
+def test_a_scenario_is_not_compared_with_itself() -> None:
     app = session("compare", *JOB)
-    press(app, "keep")
-    assert any("the same scenario" in info.value for info in app.info)
-    assert len(app.get("plotly_chart")) == 1  # no waterfall of nothing
-    shown = html_of(app)
-    assert "the same" in shown and "better" not in shown.split("</style>")[1]
-    assert all(cells[1].endswith("the same") for name, cells in figures(app).items() if name == "Step time")
+    app.query_params["with"] = [json.dumps([HOME, *JOB])]
+    app.run()
+    assert not app.exception
+    assert len(figures(app)["Step time"]) == 1 and len(app.get("plotly_chart")) == 1
+    assert any("Nothing else is chosen" in caption.value for caption in app.caption)
 
 
 @pytest.mark.long
 def test_a_difference_within_its_uncertainty_is_said_and_grey() -> None:
     app = session("compare", *SMALL)
-    app.button(key="keep").click().run()
     app.query_params["preset"], app.query_params["set"] = HOME, [*SMALL, "seed=1"]
+    app.query_params["with"] = [json.dumps([HOME, *SMALL])]
     app.run()
     until(app, lambda page: any("P10 to P90: " in text.value for text in page.markdown))
     first, other = (moesim.load(HOME, *SMALL, *more) for more in ((), ("seed=1",)))
@@ -287,7 +298,7 @@ def test_a_what_if_is_coloured_only_where_it_goes_beyond_its_uncertainty() -> No
     first, other = (moesim.load(HOME, *JOB, *more) for more in ((), ("communication.sms=8",)))
     delta = moesim.compare([first, other], uncertainty=True).sides[1].delta_s
     assert delta is not None and delta.has_sign
-    until(app, lambda page: any("P10 to P90" in caption.value for caption in page.caption))
+    until(app, lambda page: any("P10 to P90: -" in caption.value for caption in page.caption))
     tile = next(metric for metric in app.metric if metric.label == "Step time")
     assert tile.color != "gray"
     assert any(f"{delta.p10:+.3f} s to {delta.p90:+.3f} s" in caption.value for caption in app.caption)

@@ -39,7 +39,7 @@ def test_clusters_are_planned_on_request_and_compared_in_one_table() -> None:
     until(app, planned)
     found = html_of(app)
     assert found.count('<th scope="col"') == 4
-    assert "uncertain: " in found and 'class="better"' in found
+    assert "uncertain (" in found and 'class="better"' in found
     assert "are not a whole number of nodes" in found
     job, names = moesim.load(HOME, *JOB), ("h100-1024", "b200-1024")
     question = hardware.Question(job, names, dict.fromkeys(names, 16), {}, "narrow")
@@ -127,4 +127,4 @@ def test_a_table_escapes_what_it_shows_mutes_a_roofline_and_greys_what_is_uncert
     assert "a&lt;b&gt;" in found and "<script>" not in found
     assert "class=roofline" in found and ">roofline</span>" in found
     assert '<small class="better">-20% (-30% to -10%)</small>' in found
-    assert "<small>uncertain: -30% to +10%</small>" in found
+    assert "uncertain (-30% to +10%)</small>" in found

@@ -60,3 +60,14 @@ def test_a_fleet_says_where_its_inputs_are_and_is_checked_all_the_same() -> None
     assert any("page Fleet" in info.value for info in app.info)
     assert "Step time" in metrics(app)
     assert not app.selectbox, "inputs of one cluster would show values that the fleet does not have"
+
+
+def test_all_illegal_values_are_told_at_once_each_with_a_way_out() -> None:
+    app = session("scenario", "parallel.ep=48", "communication.sms=999")
+    told = " ".join(error.value for error in app.error)
+    assert len(app.error) == 2 and "sms=999" in told and "48" in told, told
+    buttons = {str(button.key): button.label for button in app.button}
+    assert buttons["nearest communication.sms 24"] == "Set communication.sms = 24"
+    assert {"take back communication.sms", "take back parallel.ep"} <= set(buttons)
+    press(app, "take back communication.sms")
+    assert len(app.error) == 1 and "communication.sms=999" not in app.query_params["set"]

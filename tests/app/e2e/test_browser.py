@@ -87,6 +87,9 @@ def test_the_style_of_every_page_applies_to_something(visit: Visit) -> None:
     of_others = (
         "st-key-roofline",
         "st-key-timeline",
+        "st-key-a-and-b",
+        "st-key-progress-line",
+        "stDialog",
         "stMultiSelect",
         "stDataFrame",
         "stMarkdownBadge",

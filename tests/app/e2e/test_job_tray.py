@@ -32,6 +32,8 @@ def test_a_search_is_followed_over_pages_and_a_reload_and_stopped(visit: Visit, 
     page.reload()
     tray(page).get_by_text("Plan search").wait_for()
     visitor.screenshot("job-tray")
+    box = tray(page).bounding_box()
+    assert box is not None and box["y"] >= 0 and box["y"] + box["height"] <= 800, "the tray is out of view"
     stranger = browser.new_context()
     other = stranger.new_page()
     other.goto(f"{visitor.base}/planner")

@@ -238,6 +238,8 @@ def test_the_timeline_can_be_read_in_both_themes(width: int, visit: Visit, axe: 
     page = visitor.open("timeline")
     canvas = StepCanvas(visitor)
     canvas.frame.locator("#listed summary").click()
+    canvas.frame.locator("#exposed").click()
+    canvas.frame.locator("#table-body tr").nth(1).wait_for()
     inner = next(frame for frame in page.frames if "component" in frame.url)
     inner.evaluate(axe)
     found = []

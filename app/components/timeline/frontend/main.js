@@ -11,6 +11,8 @@ import { Pane, RULER } from "./pane.js";
 import { listenToPointer } from "./pointer.js";
 import { search } from "./search.js";
 import { listen, setHeight, setValue, shareFonts } from "./streamlit_messages.js";
+import { exposedEvents, Tables, totals } from "./tables.js";
+import { durationText } from "./time_axis.js";
 
 const HIGHEST = { ranks: 420, every: 560 };
 /** Height of the upper part, at most, in pixels. */
@@ -20,10 +22,11 @@ const MARGIN = 0.02;
 
 const by = (id) => document.getElementById(id);
 const upper = new Pane(by("step")), lower = new Pane(by("inside"));
+const tables = new Tables(by("table"), by("table-body"), by("table-head"), by("table-note"));
 const overview = new Overview(by("overview"), upper, () => changed(upper));
 const shown = {
   step: null, digest: null, theme: undefined, colours: null,
-  every: false, critical: false, found: null, at: -1,
+  every: false, critical: false, found: null, at: -1, table: null, both: new Map(),
   selected: null, hovered: null, opened: -1, asked: null, own: () => null, active: upper,
 };
 const dirty = new Set();
@@ -41,7 +44,7 @@ function draw() {
   const underlined = (row) => lit(row) !== null;
   if (dirty.has(upper)) {
     const laneOf = (rank) => upper.lanes.find(({ row }) => row.rank === rank && row.stream === SCHEDULE);
-    const hops = critical && !shown.found ? { path: step.path, laneOf } : null;
+    const hops = critical ? { path: step.path, laneOf } : null;
     upper.draw(colours, { lit, underlined, selected, hovered, hops });
     overview.draw(colours);
     Object.assign(upper.canvas.dataset, { fromMs: upper.from, toMs: upper.to });
@@ -55,9 +58,12 @@ function draw() {
   dirty.clear();
 }
 
+/** What is lit in a row: what was found, what is on the critical path, or what is both. */
 function lit(row) {
-  if (shown.found) return shown.found.masks.get(row) ?? null;
-  return shown.critical ? onPath(row) : null;
+  const found = shown.found?.masks.get(row) ?? null, path = shown.critical ? onPath(row) : null;
+  if (!found || !path) return found ?? path;
+  if (!shown.both.has(row)) shown.both.set(row, found.map((one, i) => one && path[i]));
+  return shown.both.get(row);
 }
 
 /** Lay the rows out again: after a change of what is shown, of the theme or of the size. */
@@ -170,6 +176,23 @@ function step(along, down) {
   if (row !== selected.row && row.count) select({ row, index: Math.min(firstAbove(row.end, middle), row.count - 1) });
 }
 
+/** Show or hide a table; `kind`: "exposed", "totals", or null for the one that is shown, drawn anew. */
+function table(kind) {
+  const { step } = shown;
+  if (kind !== null) shown.table = shown.table === kind ? null : kind;
+  for (const id of ["exposed", "totals"]) by(id).setAttribute("aria-pressed", String(shown.table === id));
+  if (shown.table === "exposed") {
+    const found = exposedEvents(step), whole = "Time in which a GPU communicates and computes nothing";
+    const note = `${whole}, of all ${step.ranks} pipeline ranks, the longest ${found.length} first. Click one to open it.`;
+    tables.show("exposed", step, found, step.whole ? note : `Actions of all ranks by exposed communication. ${note}`, select);
+  } else if (shown.table === "totals") {
+    const rows = upper.lanes.map(({ row }) => row), found = totals(step, rows, upper.from, upper.to, lit);
+    const what = shown.found || shown.critical ? "lit events" : "events", span = durationText(upper.span);
+    const note = `All ${what} of the rows above that begin in the ${span} shown. Click one to find it.`;
+    tables.show("totals", step, found, note, ({ words }) => sought(`"${words}"`));
+  } else tables.show(null, step, [], "", null);
+}
+
 /** Search for one kind, or for nothing where that kind is sought already. */
 function sought(text) {
   const box = by("search");
@@ -182,16 +205,28 @@ function look(text) {
   const result = text.trim() ? search(step, [step.path, ...step.rows], text) : null;
   shown.found = result;
   shown.at = -1;
-  by("found").textContent = result ? count(result.found.length) : "";
+  shown.both.clear();
+  say();
   arrange();
+  table(null);
 }
 
-function count(number) {
-  return `${number.toLocaleString("en-US")} found`;
+/** Say how many events were found, and how many of them are on the critical path where that is lit. */
+function say() {
+  const found = shown.found?.found, count = (many) => many.toLocaleString("en-US");
+  const known = found?.some(({ row }) => onPath(row));  // not of exposed and hidden communication
+  const both = shown.critical && known ? `, ${count(reachable().length)} on path` : "";
+  by("found").textContent = found ? `${count(found.length)} found${both}` : "";
+}
+
+/** The found events that are lit: with the critical path those on it. */
+function reachable() {
+  const found = shown.found?.found ?? [];
+  return shown.critical ? found.filter(({ row, index }) => lit(row)?.[index]) : found;
 }
 
 function goTo(along) {
-  const found = shown.found?.found ?? [];
+  const found = reachable();
   if (!found.length) return;
   shown.at = (shown.at + along + found.length) % found.length;
   by("found").textContent = `${(shown.at + 1).toLocaleString("en-US")} of ${found.length.toLocaleString("en-US")}`;
@@ -201,7 +236,10 @@ function goTo(along) {
 function toggle(what, id) {
   shown[what] = !shown[what];
   by(id).setAttribute("aria-pressed", String(shown[what]));
+  shown.at = -1;
+  say();
   arrange();
+  table(null);
 }
 
 function help() {
@@ -241,7 +279,7 @@ function wire() {
     pageup: scroll(-0.8), pagedown: scroll(0.8), "+": zoomed(0.6), "-": zoomed(1 / 0.6),
   });
   for (const [id, act] of Object.entries({
-    path: critical, every, keys: help, closer: zoomed(0.6), wider: zoomed(1 / 0.6),
+    path: critical, every, keys: help, exposed: () => table("exposed"), totals: () => table("totals"), closer: zoomed(0.6), wider: zoomed(1 / 0.6),
     whole: () => { shown.active = upper; reset(); },
   })) by(id).addEventListener("click", act);
   let typing = 0;
@@ -270,10 +308,12 @@ function take({ data, digest, opened }, theme) {
   if (digest !== shown.digest) {
     const before = shown.step;
     const found = decode(data instanceof Uint8Array ? data : new Uint8Array(data));
-    Object.assign(shown, { step: found, digest, selected: null, hovered: null, found: null, opened: -2 });
+    Object.assign(shown, { step: found, digest, selected: null, hovered: null, found: null, opened: -2, table: null });
+    shown.both.clear();
+    table(null);
     const traced = found.sides.length > 0;
     by("whole").textContent = found.span.replace("w", "W");
-    for (const id of ["path", "inside-title", "inside", "listed", "chosen"]) by(id).hidden = traced;
+    for (const id of ["path", "exposed", "inside-title", "inside", "listed", "chosen"]) by(id).hidden = traced;
     by("every").hidden = traced || !found.whole;
     shown.every &&= found.whole;
     if (before?.endMs !== found.endMs) upper.look(0, Object.assign(upper, { least: 0, most: found.endMs }).most);

@@ -209,7 +209,7 @@ export class Pane {
   labels(row, index) {
     const { names, actions } = this.step, name = names[row.name[index]], action = row.action[index];
     if (this.step.sides.length) return [name.words, name.name];
-    if (row.stream !== 0 || action < 0) return [name.words, shortened(name.words)];
+    if (row.stream !== 0 || action < 0) return [name.words, shortened(name.name), name.name];
     const numbers = actions.microbatches.map((side) => side[action]).filter((n) => n >= 0).join(" / ");
     return [`${name.words} ${numbers}`, `${name.name} ${numbers}`, name.name];
   }

@@ -7,12 +7,15 @@ const derived = (row) => [PATH, HIDDEN, EXPOSED].includes(row.stream);
 
 const WORDS = { stage: "stage", s: "stage", microbatch: "microbatch", mb: "microbatch", rank: "rank", r: "rank" };
 
+const STREAMS = { exposed: EXPOSED, hidden: HIDDEN };
+/** Words that ask for communication with nothing computed beside it, or with something. */
+
 /**
  * The parts of a question: "dispatch f mb 12 stage 3" asks for the text and both numbers.
  * A number alone is a micro-batch; a text in quotes is the whole name.
  */
 export function question(text) {
-  const asked = { text: [], stage: null, microbatch: null, rank: null, exact: null };
+  const asked = { text: [], stage: null, microbatch: null, rank: null, exact: null, stream: null };
   const quoted = /^\s*"([^"]+)"?\s*$/.exec(text);
   if (quoted) return { ...asked, exact: quoted[1].toLowerCase() };
   const words = text.toLowerCase().replace(/micro-?batch/g, "mb").replace(/[,:=]/g, " ").split(/\s+/).filter(Boolean);
@@ -23,7 +26,8 @@ export function question(text) {
     if (field && /^\d+$/.test(number ?? "")) {
       asked[field] = Number(number);
       if (!joined) i++;
-    } else if (/^\d+$/.test(words[i])) asked.microbatch = Number(words[i]);
+    } else if (STREAMS[words[i]] !== undefined) asked.stream = STREAMS[words[i]];
+    else if (/^\d+$/.test(words[i])) asked.microbatch = Number(words[i]);
     else asked.text.push(words[i]);
   }
   return asked;
@@ -32,7 +36,7 @@ export function question(text) {
 /** One byte an event of the given rows (1: found), each row's mask, and the events found in order of time. */
 export function search(step, rows, text) {
   const asked = question(text);
-  const empty = !asked.text.length && !asked.exact && [asked.stage, asked.microbatch, asked.rank].every((n) => n === null);
+  const empty = !asked.text.length && !asked.exact && asked.stream === null && [asked.stage, asked.microbatch, asked.rank].every((n) => n === null);
   const masks = new Map(), found = [];
   if (empty) return { masks, found };
   const named = step.names.map(({ name, words }) => {
@@ -45,6 +49,7 @@ export function search(step, rows, text) {
   for (const row of rows) {
     const mask = new Uint8Array(row.count);
     masks.set(row, mask);
+    if (asked.stream !== null && row.stream !== asked.stream) continue;
     for (let i = 0; i < row.count; i++) {
       if (!named[row.name[i]]) continue;
       const rank = row.ranks ? row.ranks[i] : row.rank;
@@ -52,7 +57,7 @@ export function search(step, rows, text) {
       if (acts !== null && (row.action[i] < 0 || !(acts[row.action[i]] & sides[row.name[i]]))) continue;
       mask[i] = 1;
       if (row.action[i] >= 0) holds[row.action[i]] = 1;
-      if (!derived(row)) found.push({ row, index: i });
+      if (asked.stream !== null || !derived(row)) found.push({ row, index: i });
     }
   }
   // An action is lit too where something inside it was found.

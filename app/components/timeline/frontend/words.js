@@ -31,7 +31,7 @@ export function place(step, row, index) {
   if (row.member && row.member[index] > 0) parts.push(`GPU ${row.member[index]} of its group`);
   if (action >= 0) {
     if (row.block[index] >= 0) parts.push(`block ${row.block[index]}`);
-    parts.push(sideText(step, title(step, row, index), action) ?? which(step, action));
+    parts.push(sideText(step, step.names[row.name[index]].name, action) ?? which(step, action));
   }
   return parts.join(", ");
 }
