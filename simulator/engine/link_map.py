@@ -202,7 +202,7 @@ class FoldedLinkMap(LinkMap):
         crossing = self._slow_sends.crossing.get((source, target), ())
         return Demand.of([*ports, *((self._first_border + b, size * senders) for b, senders in crossing)])
 
-    def send_slowness(self, source: int, target: int) -> float:
+    def send_slowness(self, source: int, target: int) -> FloatArray | float:
         """Time of a send over that inside a domain of the network (eq. N6)."""
         return self._slow_sends.alone.get((source, target), 1.0)
 

@@ -14,7 +14,7 @@ from moesim.hwmodels.topologies import RouteSet, Topology, build_topology
 RATE = {"link_bandwidth": "50 GB/s", "latency_same_leaf": "2 us", "latency_cross_leaf": "3 us"}
 
 
-def network(kind: str, buildings: dict[str, str] | None = None, **fabric: Any) -> Network:
+def network(kind: str, buildings: dict[str, str] | None = None, /, **fabric: Any) -> Network:
     """A network of a kind with the rates above, in one building or several."""
     data = {"name": "n", "title": "t", "kind": kind} | ({"buildings": buildings} if buildings else {})
     return validate_model(Network, data | ({"fabric": {**RATE, **fabric}} if fabric else {}), "n.yaml")

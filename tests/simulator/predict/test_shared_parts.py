@@ -110,7 +110,7 @@ def test_prices_read_only_what_their_key_names(small: Scenario, change: tuple[st
     plain = resolve(scenario)
     job = replace(plain, scenario=copy, cluster=_recorded(plain.cluster, reads["cluster"]))
     reads[""].clear()
-    cost_table(Pricer(job, _before=(Pricer(job), "")), prepared.schedule, prepared.stages)
+    cost_table(Pricer(job, _before=(Pricer(job), frozenset())), prepared.schedule, prepared.stages)
     for section, names in reads.items():
         assert names <= READ_BY_PRICES[section], section
     assert {"parallel", "batch", "precision", "software"} <= reads[""]

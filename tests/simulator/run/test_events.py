@@ -31,7 +31,7 @@ MODEL = FailureModel((FAULT,), (TIER,))
 NODE = replace(FAULT, nodes=1, away_s=24 * HOUR)
 
 
-def model(stop: Stop = FAULT, tier: Tier = TIER, **more: int | None) -> FailureModel:
+def model(stop: Stop = FAULT, tier: Tier = TIER, /, **more: int | None) -> FailureModel:
     return FailureModel((stop,), (tier,), **more)  # type: ignore[arg-type]
 
 
@@ -79,7 +79,7 @@ def test_the_best_interval_by_search_is_the_closed_form() -> None:
     best = optimal_interval_s(120.0, 4 * HOUR)
     means = [
         walls(
-            simulate_events([200 * HOUR], model(tier=replace(TIER, interval_s=best * 2.0**k)), 20, 5)
+            simulate_events([200 * HOUR], model(FAULT, replace(TIER, interval_s=best * 2.0**k)), 20, 5)
         ).mean()
         for k in (-2, -1, 0, 1, 2)
     ]
@@ -90,7 +90,7 @@ def test_asynchronous_writes_cost_a_stretch_when_they_are_caught() -> None:
     """The lag w loses an extra stretch with probability w / t: w more per interruption."""
     plain = Tier(interval_s=0.5 * HOUR)
     a, b = (
-        simulate_events([400 * HOUR], model(tier=tier), 50, seed=6)
+        simulate_events([400 * HOUR], model(FAULT, tier), 50, seed=6)
         for tier in (plain, replace(plain, lag_s=900.0))
     )
     per_stop = (total(b, "lost") - total(a, "lost")) / sum(sum(run.stops.values()) for run in b)

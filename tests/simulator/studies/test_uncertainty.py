@@ -548,7 +548,7 @@ def test_an_error_that_reaches_above_the_peak_is_cut_there() -> None:
     profile = load_profile("h100-layers")
     table = next(t for t in profile.gemm_tables if t.dtype == "bf16")
     fast = shifted(profile, table.id, -0.6, 132)
-    assert fast._shifted_from == (profile, table.id) and profile._shifted_from is None
+    assert fast._shifted_from == (profile, frozenset({table.id})) and profile._shifted_from is None
     quick = moesim.simulate(job.model_copy(update={"profile": fast}))
     assert quick.step.mfu_causal < 1.0
     with pytest.raises(InputError, match="correct the entry"):
