@@ -24,7 +24,11 @@ _reference = SimpyEngine()
 _compiled = CompiledEngine(_reference)
 _automatic = AutomaticEngine(_compiled, _reference)
 
-ENGINES: dict[str, Engine] = {"simpy": _reference, "compiled": _compiled, DEFAULT: _automatic}
+ENGINES: dict[str, Engine] = {
+    "simpy": _reference,
+    "compiled": _compiled,
+    DEFAULT: _automatic,
+}
 
 
 def engine_of(name: str | None = None) -> Engine:

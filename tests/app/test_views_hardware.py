@@ -15,7 +15,7 @@ from streamlit.testing import v1 as testing
 import moesim
 from moesim.app import jobs
 from moesim.app.views import hardware
-from moesim.hwmodels.provenance import SourcedUsdPerHour
+from moesim.hwmodels.price import RentPrice
 from moesim.simulator.planner.hardware import ClusterRow, HardwareComparison, hardware_comparison
 from moesim.simulator.predict.work_size import Band
 from moesim.simulator.scenario.inputs import inputs_of
@@ -108,7 +108,7 @@ def row(name: str, **more: object) -> ClusterRow:
 
 def test_a_table_escapes_what_it_shows_mutes_a_roofline_and_greys_what_is_uncertain() -> None:
     figures = {"days": band(10.0, 9.0, 11.0)}
-    price = SourcedUsdPerHour(value=2.0, kind="assumed", source="<script>alert(1)</script>", date="2026-01")
+    price = RentPrice(value=2.0, kind="assumed", source="<script>alert(1)</script>", date="2026-01")
     first = row("a<b>", plan="TP1", confidence="measured", figures=figures, price=price, considered=5)
     sure = row(
         "b", plan="TP1", confidence="peak-only", figures=figures, differences={"days": band(-2.0, -3.0, -1.0)}

@@ -96,7 +96,7 @@ def test_one_label_is_one_statistic_on_every_page_and_a_price_of_ones_own_is_the
     assert cost_of(run) == pytest.approx(moesim.simulate(pages.HOME, price).run.cost_usd, rel=1e-6)
     assert re.search(r"P10 .* M, P50 .* M, P90 .* M", words(run))  # the others are named
     said = words(run).replace("\\", "")  # as Markdown shows it
-    assert "Rented at $3/h (undated, stated by you)" in said and "arXiv" not in said
+    assert "rented at $3/h (undated, stated by you)" in said and "arXiv" not in said
 
 
 @pytest.mark.long

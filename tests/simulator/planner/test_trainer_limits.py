@@ -125,7 +125,7 @@ def test_values_that_the_user_named_and_the_trainer_lacks_are_said() -> None:
 def test_what_cannot_be_searched_is_refused() -> None:
     with pytest.raises(InputError, match=r"version '9' is not known; known: 0\.20, 0\.14"):
         plan(JOB, SPACE, trainer="megatron@9")
-    with pytest.raises(InputError, match="pools of a fleet"):
+    with pytest.raises(InputError, match="a fleet's pools"):
         plan(load_scenario(str(EXAMPLES / "mixed.yaml")), trainer="megatron")
 
 

@@ -246,7 +246,11 @@ def test_the_fullest_rank_and_its_step_are_in_the_result() -> None:
 
 
 def test_experts_whose_load_drifts_slow_the_steps_of_their_time() -> None:
-    pools: dict[str, Any] = {"dp": 4, "ep": 4, "load": {"rate_per_s": 20, "requests": 200, "output_tokens": 200}}
+    pools: dict[str, Any] = {
+        "dp": 4,
+        "ep": 4,
+        "load": {"rate_per_s": 20, "requests": 200, "output_tokens": 200},
+    }
     even, uneven = ([{"from_s": 0, "expert_load_cv": cv}] for cv in (0.0, 1.5))
     drift = [*even, {"from_s": 5, "expert_load_cv": 1.5}]
     found = [serve(scenario(**pools, expert_drift=each)) for each in (even, drift, uneven)]

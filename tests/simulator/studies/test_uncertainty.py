@@ -423,7 +423,7 @@ def test_full_resolution_has_an_interval_along_its_own_path() -> None:
     ends = (first.low_s - result.step.time_s, first.high_s - result.step.time_s)
     assert exact.exact and ends == pytest.approx(exact.seconds, rel=0.05)
     assert found.bands["step_time_s"].p10 < result.step.time_s < found.bands["step_time_s"].p90
-    assert "full resolution" in found.note
+    assert "group 0, the last of 2" in found.note
 
 
 def test_replicas_have_the_distribution_of_the_step(run: Run) -> None:
