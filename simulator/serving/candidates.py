@@ -153,6 +153,8 @@ def price(job: PricingJob) -> PricedKinds:
         options = []
         for budget, most in product(budgets, sequences):
             limits = {"max_num_batched_tokens": max(budget, most), "max_num_seqs": most}
+            if role == "prefill":
+                limits["draft_tokens"] = 0
             one = replace(kind, role=role, pool=kind.pool.model_copy(update=limits))
             try:
                 if one.cache_room_bytes <= 0:
