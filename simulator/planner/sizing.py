@@ -16,7 +16,7 @@ from typing import get_args
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
-from moesim.hwmodels.confidence import Confidence
+from moesim.hwmodels.confidence import GENERIC, Confidence
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.hwmodels.validation import nearest
@@ -560,7 +560,9 @@ def _finished(
     notes += ["* closed form, within 3 % of the engine for 95 of 100 plans"]
     levels = {(point.accelerator, point.profile, point.confidence) for point in points if point.confidence}
     notes += [
-        f"{name} stands on profile {profile}, whose rates are {level}"
+        f"{name} stands on profile {profile}: its GEMMs on "
+        + ("datasheet peaks" if level == "peak-only" else f"{level} rates")
+        + (", all else on assumed fractions of the datasheet" if profile == GENERIC else "")
         for name, profile, level in sorted(levels)
         if level != "measured"
     ]

@@ -189,6 +189,7 @@ def test_a_plan_that_does_not_fit_is_repaired_in_three_clicks(visit: Visit) -> N
     visitor.settled()
     clicks.on(repair)
     page.get_by_text("Legal, but does not fit").wait_for(state="detached")
+    visitor.settled()
     assert page.get_by_text("of a plan that does not fit").count() == 0
     assert clicks.count <= 3
 
@@ -197,7 +198,7 @@ def test_undo_redo_and_a_pin_follow_through_the_pages(visit: Visit) -> None:
     visitor = visit()
     page = visitor.open("result?preset=deepseek-v3-2048xh800&set=communication.sms%3D8")
     changed = visitor.metric("Step time").inner_text()
-    page.locator(".st-key-pin button").click()
+    page.locator(".st-key-pin button").first.click()
     visitor.settled()
     chip = page.locator(".st-key-chips").get_by_role("button", name="8 SMs")
     chip.click()  # the chip takes the change back
