@@ -8,6 +8,7 @@ import pytest
 from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.cluster import load_cluster
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.provenance import SourcedWatts
 from moesim.simulator.model.catalogue import load_model
 from moesim.simulator.model.huggingface import shape_from_config
 from moesim.simulator.model.shape import ModelShape
@@ -151,3 +152,13 @@ def test_acceptance_of_users_needs_a_chance_a_draft() -> None:
     assert _deployment(draft_tokens=2, acceptance=(0.8, 0.5)).tokens_per_step == pytest.approx(2.2)
     with pytest.raises(InputError, match="give one each"):
         _ = _deployment(draft_tokens=2, acceptance=(0.8,)).tokens_per_step
+
+
+def test_a_power_limit_is_named_as_not_used() -> None:
+    one = _deployment()
+    assert not any("power_limit" in note for note in notes_of(one))
+    limit = SourcedWatts(value=500.0, kind="assumed", source="stated", date="2026-11-26")
+    card = one.cluster.accelerator.model_copy(update={"power_limit": limit})
+    node = one.cluster.node.model_copy(update={"accelerator": card})
+    capped = replace(one, cluster=one.cluster.model_copy(update={"node": node}))
+    assert any("power_limit of" in note and "not used" in note for note in notes_of(capped))
