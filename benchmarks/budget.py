@@ -109,8 +109,10 @@ def predict_on_demand() -> None:
 
 
 def wheel_of(commit: str, folder: Path) -> Path:
-    """Build the wheel of a commit, unpack it and return where. Raises SystemExit if git lacks the commit,
-    without an error in a shallow clone."""
+    """Build the wheel of a commit, unpack it and return where.
+
+    Raises SystemExit if git lacks the commit, without an error in a shallow clone.
+    """
     tree, built, unpacked = folder / "tree", folder / "wheel", folder / "moesim"
     tree.mkdir()
     archive = subprocess.run(["git", "archive", commit], cwd=ROOT, stdout=subprocess.PIPE, check=False)

@@ -206,8 +206,8 @@ def pressed(page: Any, label: str, kind: str) -> float:
     began = time.perf_counter()
     slider.press("ArrowLeft")
     page.wait_for_function(
-        "([name, old]) => [...document.querySelectorAll('[data-testid=stMetric]')].some(tile =>"
-        " tile.innerText.includes(name) && !tile.innerText.includes(old))",
+        "([name, old]) => [...document.querySelectorAll('[data-testid=stMetric]')].find(tile =>"
+        " tile.innerText.includes(name))?.querySelector('[data-testid=stMetricValue]').innerText !== old",
         arg=["Step time" if kind == "step" else "Cost", shown],
     )
     return time.perf_counter() - began

@@ -517,7 +517,7 @@ def notes_of(one: Deployment) -> tuple[str, ...]:
         if dtype not in card.peak and dtype in WIDER and fmt != "mxfp4":
             notes.append(f"{card.name} does not multiply {fmt}: {key} count at the rate of a wider format")
     if card.power_limit is not None:
-        notes.append(f"power_limit of {card.name} is not used: served steps run at the clocks of their kernels")
+        notes.append(f"power_limit of {card.name} is not used: a served step keeps its kernels' clocks")
     if serving.cache in ("nvfp4", "mxfp4"):
         notes.append(f"no measured kernel reads keys and values in {serving.cache}")
     if one.role != "decode" and one.expert_load(True) != one.expert_load(False):
