@@ -117,7 +117,8 @@ def _answer(sizing: Sizing) -> None:
     for side in sizing.sides:
         rows = [row for row in (side.misses, side.keeps) if row is not None]
         texts = [f"{'keeps' if row is side.keeps else 'misses'}: {sized_text(row)}" for row in rows]
-        st.caption(escaped(f"{side.accelerator}, both sides of {limits}: {'; '.join(texts)}. {side.between}"))
+        where = f"{side.accelerator}, both sides of the {side.limit}"
+        st.caption(escaped(f"{where}: {'; '.join(texts)}. {side.between}"))
     if sizing.frontier:
         st.header("Cost against days", anchor=False)
         dots = [

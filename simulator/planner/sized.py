@@ -28,6 +28,7 @@ from moesim.simulator.scenario.inputs import Inputs
 
 SizingSearch = Literal["narrow", "whole", "own"]
 Curve = Literal["strong", "weak"]
+Limit = Literal["deadline", "budget"]
 WINS = {"gpus": "fewest GPUs", "cost": "cheapest", "time": "fastest"}
 """What a size can win, by the objective that asks for it."""
 
@@ -96,6 +97,27 @@ def listed_sizes(values: str | int | Sequence[int], key: str) -> tuple[int, ...]
     if not numbers:
         raise InputError(f"{key} is an empty list: no size is left", key=key)
     return tuple(sorted(set(numbers)))
+
+
+def sizes_asked(
+    scenario: Scenario,
+    names: Sequence[str | None],
+    nodes: str | int | Sequence[int] | None,
+    gpus: str | int | Sequence[int] | None,
+) -> list[tuple[str | None, str, int]]:
+    """The sizes to try as (accelerator, key, value): those that are stated, or those by rule."""
+    if nodes is not None and gpus is not None:
+        raise InputError("size: give nodes or gpus, not both")
+    asked: list[tuple[str | None, str, int]] = []
+    stated = nodes if gpus is None else gpus
+    for name in names:
+        if stated is not None:
+            key = SIZE_KEYS[nodes is None]
+            asked += [(name, key, value) for value in listed_sizes(stated, key)]
+        else:
+            there = scenario if name is None else at_size(scenario, name, "cluster.nodes", 1)
+            asked += [(name, "cluster.gpus", value) for value in sizes_by_rule(there)]
+    return asked
 
 
 def sizing_space(scenario: Scenario, wanted: PlanSpace, search: SizingSearch) -> PlanSpace:
@@ -193,13 +215,17 @@ class SizedPlan(Frozen):
     gpu_hours: float
     """GPU-hours with stops."""
     cost_usd: float | None
+    """Of all GPU-hours, those of spare nodes (`run.spares`) among them."""
     tokens_per_usd: float | None
     price: SourcedUsdPerHour | None
     """Price of a GPU for an hour, under the payment of the sizing."""
     price_problem: str = ""
     board_w: float | None
+    """Power limit of a board."""
+    mean_board_w: float | None
+    """Mean power of a board by what runs (eq. C34); its limit in closed form."""
     energy_j: float | None
-    """Energy of all days with every board at its power limit, times the site's PUE; None if unknown."""
+    """Energy of all days at the mean power of the boards, times the site's PUE; None if unknown."""
     within: bool
     """Whether the size keeps all limits."""
     spread: Band | None = None
@@ -238,12 +264,14 @@ class IllegalSize(Frozen):
 
 
 class Sides(Frozen):
-    """The sizes of one accelerator on both sides of the deadline: one misses it, the next legal one keeps it.
+    """The sizes of one accelerator on both sides of a limit: one misses it, the next legal one keeps it.
 
-    `between`: what became of the whole nodes between the two.
+    A deadline is kept by larger sizes, a budget by smaller ones. `between`: what became of the whole nodes
+    between the two.
     """
 
     accelerator: str
+    limit: Limit
     misses: SizedPlan | None
     keeps: SizedPlan | None
     between: str

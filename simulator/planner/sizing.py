@@ -30,11 +30,11 @@ from moesim.simulator.planner.hardware import PAYMENTS, Payment, price_under
 from moesim.simulator.planner.refusals import AT_RISK, FULL, NO_HEADROOM, Refusal
 from moesim.simulator.planner.result import CAUSES, PlanRow, step_causes
 from moesim.simulator.planner.sized import (
-    SIZE_KEYS,
     WINS,
     Bend,
     Curve,
     IllegalSize,
+    Limit,
     ScalingCurve,
     Sides,
     SizedPlan,
@@ -44,8 +44,7 @@ from moesim.simulator.planner.sized import (
     by_cost,
     by_days,
     divides,
-    listed_sizes,
-    sizes_by_rule,
+    sizes_asked,
     sizing_space,
     winners_of,
 )
@@ -84,6 +83,8 @@ class _Measured:
     mfu_causal: float
     confidence: Confidence
     causes_s: dict[str, float]
+    board_w: float | None
+    """Mean power of a board by what runs (eq. C34); None where nobody knows it."""
     draws: FloatArray | None
     """None where no interval was asked for."""
 
@@ -127,9 +128,9 @@ def _measure(asked: tuple[Scenario, bool]) -> _Measured | str:
         return str(error)
     seconds = step_time_s(executions)
     draws = np.asarray(draws_s(seconds, entry_effects(prepared, executions)) / seconds) if drawn else None
-    return _Measured(
-        seconds, result.step.mfu_causal, result.confidence, step_causes(prepared, executions[0]), draws
-    )
+    board_w = None if result.energy is None else result.energy.board_w
+    causes = step_causes(prepared, executions[0])
+    return _Measured(seconds, result.step.mfu_causal, result.confidence, causes, board_w, draws)
 
 
 def _wall_s(scenario: Scenario, work_s: float, step_s: float, microbatches: int) -> float:
@@ -238,7 +239,12 @@ class _Sizer:
         except InputError as error:
             problem = str(error)
         days, gpu_hours = wall_s / SECONDS_PER_DAY, wall_s / SECONDS_PER_HOUR * cluster.n_gpus
-        cost = None if price is None else gpu_hours * price.value
+        spares = scenario.run.spares.count if scenario.run.spares else 0
+        paid = 1.0 + spares / cluster.nodes
+        cost = None if price is None else gpu_hours * paid * price.value
+        limit_w = cluster.accelerator.tdp_w if cluster.accelerator.tdp else None
+        mean_w = limit_w if measured is None or measured.board_w is None else measured.board_w
+        pue = cluster.energy.pue.value if cluster.energy else 1.0
         within = days <= (self.goal.deadline_days or inf)
         if self.goal.budget_usd is not None:
             within &= cost is not None and cost <= self.goal.budget_usd
@@ -267,8 +273,9 @@ class _Sizer:
             tokens_per_usd=None if cost is None else tokens / cost,
             price=price,
             price_problem=problem or ("" if price else f"no price of {place[0]} is known"),
-            board_w=cluster.accelerator.tdp_w if cluster.accelerator.tdp else None,
-            energy_j=None if row.energy_j is None else row.energy_j * wall_s / (row.days * SECONDS_PER_DAY),
+            board_w=limit_w,
+            mean_board_w=mean_w,
+            energy_j=None if mean_w is None else mean_w * pue * cluster.n_gpus * wall_s,
             within=within,
             spread=None if measured is None or measured.draws is None else Band.of(1.0, measured.draws),
             causes_s={} if measured is None else measured.causes_s,
@@ -337,16 +344,33 @@ class _Sizer:
         ]
         return (below[-1] if below else None), keeps
 
-    def sides(self, accelerator: str) -> Sides:
-        """The sizes on both sides of the deadline, and what became of those between."""
-        misses, keeps = self._sides(accelerator)
-        known = keeps or misses
+    def _paid_sides(self, accelerator: str) -> tuple[SizedPlan | None, SizedPlan | None]:
+        """(next size above the largest that keeps the budget, that largest one)."""
+        budget = self.goal.budget_usd or inf
+        points = [point for point in self.points(accelerator) if point.cost_usd is not None]
+        kept = [point for point in points if (point.cost_usd or 0.0) <= budget]
+        above = [point for point in points if not kept or point.n_gpus > kept[-1].n_gpus]
+        return (above[0] if above else None), (kept[-1] if kept else None)
+
+    def sides(self, names: Sequence[str]) -> tuple[Sides, ...]:
+        """The sizes of each accelerator on both sides of each limit, and what became of those between."""
+        goal, found = self.goal, []
+        for name in names:
+            if goal.deadline_days is not None:
+                found.append(self._beside(name, "deadline", *self._sides(name)))
+            if goal.budget_usd is not None:
+                found.append(self._beside(name, "budget", *self._paid_sides(name)))
+        return tuple(found)
+
+    def _beside(
+        self, accelerator: str, limit: Limit, misses: SizedPlan | None, keeps: SizedPlan | None
+    ) -> Sides:
         between = ""
         if misses is not None and keeps is not None:
             per_node = keeps.n_gpus // keeps.nodes
-            there = self.sizes[accelerator, keeps.n_gpus].row.scenario
-            space = self._any_size(there)
-            whole = range(misses.n_gpus + per_node, keeps.n_gpus, per_node)
+            small, large = sorted((misses.n_gpus, keeps.n_gpus))
+            space = self._any_size(self.sizes[accelerator, keeps.n_gpus].row.scenario)
+            whole = range(small + per_node, large, per_node)
             open_ = [gpus for gpus in whole if divides(self.scenario, space, gpus)]
             refused = [gpus for gpus in open_ if (accelerator, f"{gpus:,}") in self.illegal]
             untried = len(open_) - len(refused)
@@ -355,9 +379,9 @@ class _Sizer:
                 f"or the batch of {self.scenario.batch.sequences:,} sequences unevenly, no plan is legal and "
                 f"fits on {len(refused):,}, {untried:,} not tried"
             )
-        elif known is not None:
-            between = "no size misses the deadline" if misses is None else "no size keeps the deadline"
-        return Sides(accelerator=accelerator, misses=misses, keeps=keeps, between=between)
+        elif (keeps or misses) is not None:
+            between = f"no size {'misses' if misses is None else 'keeps'} the {limit}"
+        return Sides(accelerator=accelerator, limit=limit, misses=misses, keeps=keeps, between=between)
 
     def winners(self, accelerator: str | None = None) -> dict[str, SizedPlan]:
         """The best sizes within the limits by objective, of one accelerator or of all."""
@@ -387,6 +411,8 @@ class _Sizer:
             simulated, beside = self.simulate(rows), []
             if self.goal.deadline_days is not None:
                 beside = [row for name in names for row in self._sides(name) if row is not None]
+            if self.goal.budget_usd is not None:
+                beside += [row for name in names for row in self._paid_sides(name) if row is not None]
             if not self.simulate(beside, drawn=False) and not simulated:
                 return
 
@@ -485,7 +511,7 @@ def size(
     named = dict.fromkeys(map(accelerator_named, accelerators))
     names: tuple[str | None, ...] = tuple(named) or (None,)
     say = rising(progress or no_progress)
-    asked = _asked(loaded, names, nodes, gpus)
+    asked = sizes_asked(loaded, names, nodes, gpus)
     with engine_processes(workers, scheduler) as pool:
         sizer = _Sizer(loaded, goal, payment, search, wanted, pool, say)
         sizer.price(asked, lambda share, text: say(0.75 * share, text))
@@ -496,27 +522,6 @@ def size(
         curves = _curves(sizer, asked, plain, curve)
     say(1.0, "sized")
     return _finished(sizer, objective, plain, curves)
-
-
-def _asked(
-    scenario: Scenario,
-    names: Sequence[str | None],
-    nodes: str | int | Sequence[int] | None,
-    gpus: str | int | Sequence[int] | None,
-) -> list[tuple[str | None, str, int]]:
-    """The sizes to try as (accelerator, key, value): those that are stated, or those by rule."""
-    if nodes is not None and gpus is not None:
-        raise InputError("size: give nodes or gpus, not both")
-    asked: list[tuple[str | None, str, int]] = []
-    stated = nodes if gpus is None else gpus
-    for name in names:
-        if stated is not None:
-            key = SIZE_KEYS[nodes is None]
-            asked += [(name, key, value) for value in listed_sizes(stated, key)]
-        else:
-            there = scenario if name is None else at_size(scenario, name, "cluster.nodes", 1)
-            asked += [(name, "cluster.gpus", value) for value in sizes_by_rule(there)]
-    return asked
 
 
 def _curves(
@@ -558,6 +563,10 @@ def _finished(
     stops = "count the stops" if defaults or sizer.scenario.run.interrupted else "are those without stops"
     notes = [f"days and cost {stops} of the run; intervals are those of the step (eq. U2)"]
     notes += ["* closed form, within 3 % of the engine for 95 of 100 plans"]
+    if any(point.energy_j is not None for point in points):
+        notes += ["energy: of simulated sizes by what runs (eq. C34), of closed forms at the board's limit"]
+    if spares := sizer.scenario.run.spares:
+        notes += [f"cost pays for the spare nodes too (run.spares: {spares.count:,})"]
     levels = {(point.accelerator, point.profile, point.confidence) for point in points if point.confidence}
     notes += [
         f"{name} stands on profile {profile}: its GEMMs on "
@@ -579,7 +588,7 @@ def _finished(
         illegal=sizer.refused(),
         winners=winners,
         by_accelerator=tuple(row for row in best if row is not None),
-        sides=() if goal.deadline_days is None else tuple(sizer.sides(name) for name in names),
+        sides=sizer.sides(names),
         frontier=tuple(sorted((priced[n] for n in kept), key=by_days)),
         nearest=() if winners else sizer.nearest(),
         curves=curves,

@@ -528,7 +528,7 @@ def _print_sizing(sizing: Sizing) -> None:
         print_text("\nno size keeps the limits; nearest")
         _print_sized([("", row) for row in sizing.nearest])
     for side in sizing.sides:
-        print_text(f"\nboth sides of {sizing.deadline_days:g} days: {side.accelerator}; {side.between}")
+        print_text(f"\nboth sides of the {side.limit}: {side.accelerator}; {side.between}")
         _print_sized([(n, row) for n, row in (("misses", side.misses), ("keeps", side.keeps)) if row])
     if len(sizing.frontier) > 1:
         print_text("\ncost against days: no other size is both cheaper and faster")

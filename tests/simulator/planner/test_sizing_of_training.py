@@ -129,6 +129,32 @@ def test_a_budget_below_the_cheapest_names_the_cheapest(job: moesim.Scenario) ->
     assert "no size keeps $1" in asked.reason()
 
 
+def test_a_budget_has_the_dearest_size_within_it_and_the_next_above(job: moesim.Scenario) -> None:
+    free = size(job, nodes="1..6", search="own")
+    costs = {point.n_gpus: point.cost_usd or 0.0 for point in free.points}
+    assert list(costs.values()) == sorted(costs.values()), costs
+    (side,) = size(job, nodes="1..6", budget_usd=1.01 * costs[24], search="own").sides
+    assert side.limit == "budget" and side.keeps is not None and side.misses is not None
+    assert (side.keeps.n_gpus, side.misses.n_gpus) == (24, 32)
+    assert {side.keeps.source, side.misses.source} == {"simulated"}
+
+
+def test_spare_nodes_are_paid(job: moesim.Scenario) -> None:
+    (alone,) = size(job, nodes=2, search="own").points
+    spared = size(job, "run.spares={count: 1, repair: 1 h}", nodes=2, search="own")
+    (point,) = spared.points
+    assert alone.price is not None
+    assert alone.cost_usd == pytest.approx(alone.gpu_hours * alone.price.value)
+    assert point.cost_usd == pytest.approx(point.gpu_hours * 1.5 * alone.price.value)
+    assert any("spare nodes too (run.spares: 1)" in note for note in spared.notes)
+
+
+def test_the_energy_of_a_simulated_size_is_that_of_its_step(job: moesim.Scenario) -> None:
+    (point,) = size(job, nodes=2, search="own").points
+    energy = moesim.simulate(point).energy
+    assert energy is not None and point.mean_board_w == energy.board_w < (point.board_w or 0.0)
+
+
 def test_accelerators_come_with_their_own_node_network_profile_and_price(job: moesim.Scenario) -> None:
     asked = size(job, nodes=[1], accelerators=("h100", "mi300x"), objective="gpus")
     assert [(p.accelerator, p.node, p.n_gpus) for p in asked.points] == [
