@@ -46,9 +46,7 @@ def compile_program(
         Same(schedule),
         lambda: (schedule, tuple(tuple(_outline(step) for step in steps) for steps in schedule.ranks)),
     )[1]
-    ranks = tuple(
-        tuple([compiler.place(rank, step) for step in steps]) for rank, steps in enumerate(outlines)
-    )
+    ranks = tuple([compiler.place(rank, steps) for rank, steps in enumerate(outlines)])
     members = variation.clock.shape[1]
     return Program(schedule, members, ranks, priced.costs, priced.blocks, variation, link_map, group)
 
@@ -102,7 +100,7 @@ _PARTS: BoundedCache[_CompiledPart] = BoundedCache(128_000_000, _part_bytes)
 
 
 class _Compiler:
-    """Compiles steps and caches what they share: templates by rank and stage pair."""
+    """Compiles steps and keeps what they share: templates by stage pair."""
 
     def __init__(
         self, priced: PricedSchedule, variation: MemberVariation, link_map: LinkMap, group: int
@@ -119,16 +117,13 @@ class _Compiler:
             kind: self.costs.phases(kind) for kind in dict.fromkeys(k for kinds in self.blocks for k in kinds)
         }
         self.durations = TaskDurations(self.schedule, len(self.blocks), variation, link_map, group)
-        self.templates: dict[tuple[int, tuple[ActionKind, int, int]], CompiledTemplate] = {}
         self.parts: dict[tuple[ActionKind, int, int], _CompiledPart] = {}
         self.price_keys: dict[tuple[BlockKind, bool], Hashable] = {}
         self.side_keys: dict[tuple[int, bool], Hashable] = {}
 
-    def place(self, rank: int, step: StepOutline) -> PlacedStep:
-        code = self.templates.get((rank, step[0]))
-        if code is None:
-            code = self.templates[rank, step[0]] = self._on_rank(rank, step[0])
-        return PlacedStep(step[1], code, step[2], step[3])
+    def place(self, rank: int, steps: tuple[StepOutline, ...]) -> tuple[PlacedStep, ...]:
+        codes = {key: self._on_rank(rank, key) for key in dict.fromkeys([step[0] for step in steps])}
+        return tuple([PlacedStep(label, codes[key], *both) for key, label, *both in steps])
 
     def _on_rank(self, rank: int, key: tuple[ActionKind, int, int]) -> CompiledTemplate:
         part = self.parts.get(key)

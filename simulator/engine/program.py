@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.common.bounded_cache import BoundedCache, Same, read_only
 from moesim.simulator.cost.formulas import payload_seconds
 from moesim.simulator.cost.table import CostTable, PhaseCost, TransferCost
 from moesim.simulator.engine.link_map import Demand, LinkMap
@@ -414,27 +415,31 @@ class ActionTable:
 
 def action_table(program: Program) -> ActionTable:
     """The table of a program's actions."""
-    steps = tuple(step for steps in program.ranks for step in steps)
-    numbers: dict[int, int] = {}
-    codes: list[CompiledTemplate] = []
-    code = np.empty(len(steps), dtype=np.int64)
-    for action, step in enumerate(steps):
-        number = numbers.setdefault(id(step.code), len(codes))
-        if number == len(codes):
-            codes.append(step.code)
-        code[action] = number
-    counts = np.array([len(steps) for steps in program.ranks], dtype=np.int64)
-    sizes = np.array([len(found.tasks) for found in codes], dtype=np.int64)
-    return ActionTable(
-        steps,
-        tuple(codes),
-        np.repeat(np.arange(len(counts)), counts),
-        code,
-        np.array([step.stages for step in steps], dtype=np.int64).reshape(-1, 2),
-        np.array([step.microbatches for step in steps], dtype=np.int64).reshape(-1, 2),
-        np.append(0, np.cumsum(counts)),
-        np.append(0, np.cumsum(sizes[code] if len(steps) else sizes[:0])),
-    )
+    steps = tuple(chain.from_iterable(program.ranks))
+    ids = [id(step.code) for step in steps]
+    codes = tuple({number: step.code for number, step in zip(ids, steps, strict=True)}.values())
+    numbers = {id(code): number for number, code in enumerate(codes)}
+    code = np.array([numbers[one] for one in ids], dtype=np.int64)
+    sizes = np.array([len(one.tasks) for one in codes], dtype=np.int64)
+    rank, stages, microbatches, first = _PLACES.get(Same(program.schedule), lambda: _places(program))
+    first_task = np.append(0, np.cumsum(sizes[code] if len(steps) else sizes[:0]))
+    return ActionTable(steps, codes, rank, code, stages, microbatches, first, first_task)
+
+
+def _places(program: Program) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """Rank, stages, micro-batches of every action and first action of every rank, which the schedule says."""
+    steps = list(chain.from_iterable(program.ranks))
+    counts = np.array([len(own) for own in program.ranks], dtype=np.int64)
+    pairs = ([step.stages for step in steps], [step.microbatches for step in steps])
+    stages, microbatches = (np.array(pair, dtype=np.int64).reshape(-1, 2) for pair in pairs)
+    rank, first = np.repeat(np.arange(len(counts)), counts), np.append(0, np.cumsum(counts))
+    return read_only(rank), read_only(stages), read_only(microbatches), read_only(first)
+
+
+_PLACES: BoundedCache[tuple[IntArray, IntArray, IntArray, IntArray]] = BoundedCache(
+    16_000_000, lambda columns: sum(column.nbytes for column in columns)
+)
+"""What the schedules before say of their actions, limited in bytes."""
 
 
 def hop_targets(program: Program, actions: ActionTable) -> IntArray:

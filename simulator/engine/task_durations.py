@@ -124,6 +124,8 @@ class TaskDurations:
         self.loads = _LOADS.get(key, lambda: _loads(variation))
         self.stage_tokens = self._tokens(stages)
         self._clocks: dict[int, FloatArray] = {}
+        self._loads: dict[int | None, tuple[FloatArray, FloatArray]] = {None: (self._even, self._even)}
+        self._payloads: dict[tuple[int | None, int, object], tuple[TransferCost, Payload]] = {}
 
     def _tokens(self, stages: int) -> list[object]:
         """Stand for all that the factors of the phases of each stage depend on, besides block and phase."""
@@ -247,23 +249,30 @@ class TaskDurations:
 
         `routed`: number of its block among those with routed experts, if the load decides the bytes.
         """
-        load = self._even if routed is None else self.variation.loads[routed]
-        node_load = self._even if routed is None else self.variation.node_loads[routed]
-        payload_ns, given_ns = self._payload(rank, phase, routed, cost, node_load, load)
+        both = self._loads.get(routed)
+        if both is None:
+            assert routed is not None
+            both = self._loads[routed] = self.variation.loads[routed], self.variation.node_loads[routed]
+        load, node_load = both
+        slow = self.link_map.slowness(rank, phase)
+        is_plain = isinstance(slow[0], float) and isinstance(slow[1], float)
+        key = (routed, id(cost), slow if is_plain else (rank, phase))
+        known = self._payloads.get(key)
+        if known is None:  # which keeps the cost, so that its identity stays its own
+            known = self._payloads[key] = cost, self._payload(slow, routed, cost, node_load, load)
         demand = self.link_map.uniform(rank, phase, cost) if routed not in self.loads.dropping else None
-        return TransferRows(round(cost.launch_s * NS), payload_ns, given_ns, cost, demand, load, node_load)
+        return TransferRows(round(cost.launch_s * NS), *known[1], cost, demand, load, node_load)
 
     def _payload(
         self,
-        rank: int,
-        phase: Phase,
+        slowness: tuple[FloatArray | float, FloatArray | float],
         routed: int | None,
         cost: TransferCost,
         node_load: FloatArray,
         load: FloatArray,
     ) -> Payload:
         """Payload in ns of the slowest member, and of each unless it follows from the loads (eq. E2)."""
-        nic, scale_up = self.link_map.slowness(rank, phase)
+        nic, scale_up = slowness
         slow = (
             nic if isinstance(nic, float) else array_key(nic),
             scale_up if isinstance(scale_up, float) else array_key(scale_up),

@@ -122,7 +122,6 @@ class _Lowering:
     rows: list[IntArray] = field(default_factory=list)
     transfer_of: list[int] = field(default_factory=list)
     """Number of the transfer of each task; that of a compute task is 0, a row of zeros."""
-    transfers: dict[tuple[int, int, bool, str], int] = field(default_factory=dict)
     transfer_rows: list[tuple[int, ...]] = field(default_factory=lambda: [(COMPUTE,) * 10])
     transfer_numbers: list[tuple[float, ...]] = field(default_factory=lambda: [(0.0,) * 4])
 
@@ -152,42 +151,40 @@ class _Lowering:
         self.rows.append(rows)
         numbers = [0] * len(code.tasks)
         for position in code.transfers:
-            numbers[position] = self._transfer(program, rank, code.tasks[position])
+            numbers[position] = len(self.transfer_rows)
+            self._transfer(program, rank, code.tasks[position])
         self.transfer_of += numbers
 
-    def _transfer(self, program: Program, rank: int, task: CompiledTask) -> int:
-        """The number of the transfer of a task, which is written down where it is new."""
+    def _transfer(self, program: Program, rank: int, task: CompiledTask) -> None:
+        """Write down the transfer of a task."""
         transfer = task.transfer
         assert transfer is not None
-        key = (id(transfer), rank, task.phase in TO_EXPERTS, task.stream)
-        number = self.transfers.setdefault(key, len(self.transfer_rows))
-        if number < len(self.transfer_rows):
-            return number
-        demand, first_row, pattern, per_peer = self._demand(program, rank, task, transfer)
-        given, cost = transfer.given_ns, transfer.cost
+        launch_ns, payload_ns, given, cost, demand, load, node_load = transfer
+        if demand is None:
+            which, first_row, pattern, per_peer = self._demand(program, rank, task, transfer)
+        else:
+            which, first_row, pattern, per_peer = self._number(demand), 0, 0, (0.0, 0.0)
+        address = self._address
         self.transfer_rows.append(
             (
                 SHARDING if task.stream == "sharding" else COMMUNICATION,
-                transfer.launch_ns,
-                self._address(transfer.payload_ns, np.float64),
-                0 if given is None else self._address(given, np.int64),
-                demand,
+                launch_ns,
+                address(payload_ns, np.float64),
+                0 if given is None else address(given, np.int64),
+                which,
                 first_row,
                 pattern,
-                self._address(transfer.load, np.float64),
-                self._address(transfer.node_load, np.float64),
-                len(transfer.load),
+                address(load, np.float64),
+                address(node_load, np.float64),
+                len(load),
             )
         )
         self.transfer_numbers.append((cost.nic_s, cost.scale_up_s, *per_peer))
-        return number
 
     def _demand(
         self, program: Program, rank: int, task: CompiledTask, transfer: TransferRows
     ) -> tuple[int, int, int, tuple[float, float]]:
-        """(demand, first of its rows, pattern, bytes a peer of both hops) of a transfer."""
-        if transfer.demand is not None:
-            return self._number(transfer.demand), 0, 0, (0.0, 0.0)
+        """(demand, first of its rows, pattern, bytes a peer of both hops) of a transfer whose load counts."""
         cost, link_map = transfer.cost, program.link_map
         if isinstance(link_map, ClusterLinkMap):
             pattern = link_map.pattern(rank, task.phase in TO_EXPERTS)
