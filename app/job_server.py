@@ -17,9 +17,12 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from multiprocessing.connection import Connection
 
+import moesim
 from moesim.app import jobs
+from moesim.app.pages import HOME
 from moesim.hwmodels.errors import InputError, MoesimError
 
 IDLE_S, RETRY_S, TRIES = 0.3, 5.0, 36
@@ -41,26 +44,71 @@ def serve(path: str) -> None:
             return  # whoever started this has ended meanwhile
         listener.listen(64)
         tries, idle_s = TRIES, IDLE_S
+        ahead: socket.socket | None = None
         while True:
-            ready, _, _ = select.select([listener, sys.stdin], [], [], idle_s if tries else None)
+            wait_s = idle_s if tries else IDLE_S if ahead is None else None
+            ready, _, _ = select.select([listener, sys.stdin], [], [], wait_s)
             if not ready:
-                tries, idle_s = warm(tries), RETRY_S
+                if tries:
+                    tries, idle_s = warm(tries), RETRY_S
+                else:
+                    ahead = _fork_ahead(listener)
                 continue
             if sys.stdin in ready:
                 os.killpg(0, signal.SIGKILL)
             taken, _ = listener.accept()
-            if os.fork() == 0:
+            given = False
+            if ahead is not None and select.select([ahead], [], [], 0.0)[0]:
+                given, ahead = _handed(ahead, taken), None
+            if not given and os.fork() == 0:
                 listener.close()
-                with Connection(taken.detach()) as pipe:
-                    _run(pipe)
-                os._exit(0)
+                _serve_one(taken)
             taken.close()
+
+
+def _fork_ahead(listener: socket.socket) -> socket.socket:
+    """A child that waits for the next job with pages of its own, which a fresh one copies as it computes.
+
+    Returns the socket that takes the job's connection. The child says on it when it is ready.
+    """
+    ours, theirs = socket.socketpair()
+    if os.fork() == 0:
+        listener.close()
+        ours.close()
+        with suppress(Exception):  # a job meets the error again and shows it
+            moesim.simulate(HOME).model_dump()
+        with suppress(OSError):
+            theirs.send(b"ready")
+            taken = socket.recv_fds(theirs, 1, 1)[1]
+            theirs.close()
+            if taken:
+                _serve_one(socket.socket(fileno=taken[0]))
+        os._exit(0)
+    theirs.close()
+    return ours
+
+
+def _handed(ahead: socket.socket, taken: socket.socket) -> bool:
+    """Whether the child behind `ahead`, which said something or ended, took a connection."""
+    with ahead, suppress(OSError):
+        if ahead.recv(8):
+            socket.send_fds(ahead, [b"1"], [taken.fileno()])
+            return True
+    return False
+
+
+def _serve_one(taken: socket.socket) -> None:
+    """Do the job of a connection and end this process."""
+    with Connection(taken.detach()) as pipe:
+        _run(pipe)
+    with suppress(Exception):
+        jobs.finish_job()
+    os._exit(0)
 
 
 def prepare() -> None:
     """Import and read what every child needs, and check once whether predictions can be stored."""
     import moesim.app.predictions
-    from moesim.app.pages import HOME
     from moesim.simulator.studies import result_cache
 
     assert moesim.app.predictions is not None
@@ -75,8 +123,6 @@ def warm(tries: int) -> int:
     Where the engine's code is still being compiled, this waits for it as long as `tries` lasts. Returns the
     tries that are left, 0 where there is nothing more to do.
     """
-    import moesim
-    from moesim.app.pages import HOME
     from moesim.simulator.engine.registry import is_compiling
 
     try:

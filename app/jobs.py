@@ -91,6 +91,20 @@ def enforce(budget_s: float) -> None:
     signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
+_once_sent: list[Callable[[], None]] = []
+
+
+def once_sent(call: Callable[[], None]) -> None:
+    """In a job: do something, such as storing, when the job's value is on its way to the dashboard."""
+    _once_sent.append(call)
+
+
+def finish_job() -> None:
+    """Do what `once_sent` was given."""
+    while _once_sent:
+        _once_sent.pop(0)()
+
+
 # -- value cache -------------------------------------------------------------------------------------
 # Keeps the most recently used results of jobs as bytes, so that their memory is known and bounded.
 

@@ -91,7 +91,7 @@ def topology(scenario: Scenario) -> Drawing:
 
 def simulate(scenario: Scenario) -> Result:
     """One predicted step, without prices; it is stored on disk, where the command line finds it."""
-    return result_cache.predict_unpriced(jobs.admit(scenario))
+    return result_cache.predict_unpriced(jobs.admit(scenario), afterwards=jobs.once_sent)
 
 
 def check(scenario: Scenario) -> Check:

@@ -190,6 +190,7 @@ def in_a_browser(base: str) -> None:
             page.goto(f"{base}/{path}")
             page.get_by_test_id("stMetricValue").first.wait_for()
             show(f"a browser, {text}", [time.perf_counter() - began])
+            page.wait_for_function(ALL_DRAWN, polling=10)
         for kind, (label, _) in KINDS.items():
             seconds = [pressed(page, label, kind) for _ in range(6)]
             show(f"a browser, {'other SMs' if kind == 'step' else 'other price'}", seconds)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
@@ -140,12 +140,14 @@ def predict_unpriced(
     engine_draws: int = 0,
     workers: int | None = None,
     say: Say | None = None,
+    afterwards: Callable[[Callable[[], None]], None] = lambda store: store(),
 ) -> Result:
     """The prediction of a scenario without its prices, from the cache or else computed and stored.
 
     `uncertainty`: it has bands. `engine_draws`: number of engine runs from which further bands are taken, in
-    `workers` processes (None: one a core); `say` hears how many are done. Raises InputError for an illegal
-    scenario and a number of draws out of range.
+    `workers` processes (None: one a core); `say` hears how many are done. `afterwards` is given what stores a
+    new prediction, for who answers first. Raises InputError for an illegal scenario and a number of draws out
+    of range.
     """
     from moesim.simulator.predict.driver import simulate
     from moesim.simulator.studies.reprice import unpriced, without_prices
@@ -161,7 +163,7 @@ def predict_unpriced(
         result = with_uncertainty(scenario, engine_draws=engine_draws, workers=workers, say=say)
     else:
         result = simulate(scenario)
-    keep(scenario, result)
+    afterwards(lambda: keep(scenario, result))
     return unpriced(result, scenario)
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,18 @@ def test_the_server_is_started_again_after_it_died() -> None:
     jobs._server._process.kill()
     jobs._server._process.wait(10)
     assert jobs.submit("test/after", abs, -2).result(60.0) == 2
+
+
+def test_a_job_answers_before_it_stores(tmp_path: Path) -> None:
+    for name in ("fresh", "ahead"):  # the second job finds a process that was forked ahead of it
+        kept = tmp_path / name
+        writes = partial(Path.write_text, kept, "kept")
+        assert jobs.submit(f"test/later/{kept}", jobs.once_sent, writes).result(5.0) is None
+        deadline = time.monotonic() + 5.0
+        while not kept.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert kept.read_text() == "kept"
+        time.sleep(1.0 if name == "fresh" else 0.0)
 
 
 def test_the_cache_forgets_what_was_not_used_for_longest() -> None:

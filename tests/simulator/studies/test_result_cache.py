@@ -63,7 +63,10 @@ def test_the_commands_second_answer_is_the_first_one_byte_for_byte(
 
 def test_what_the_dashboard_simulated_the_command_finds(nothing_simulates: None, folder: Path) -> None:
     load = f"moesim.load('{PAIR}', 'seed=7')"
-    code = f"from moesim.app import predictions; import moesim; predictions.simulate({load})"
+    code = (
+        "from moesim.app import jobs, predictions; import moesim; "
+        f"predictions.simulate({load}); jobs.finish_job()"
+    )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
