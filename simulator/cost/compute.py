@@ -129,15 +129,18 @@ class OperatorCost:
     depends_on: frozenset[str] = frozenset()
     """Entries and numbers of the profile that change the price when they change; `ANY` means all of them."""
 
-    evidence: Evidence = field(init=False, compare=False, repr=False)
-    """The same as a price carries it; the error is that of the entry which gives the time."""
+    _evidence: Evidence | None = field(default=None, init=False, compare=False, repr=False)
 
-    def __post_init__(self) -> None:
-        """Work the evidence out once: an operator's price is part of many."""
-        reading = EntryReading(self.curve_ids[0], self.seconds, self.seconds * self.residual)
-        notes = (*self.extrapolations, *self.assumptions)
-        evidence = Evidence(frozenset(self.curve_ids), frozenset(notes), (reading,))
-        object.__setattr__(self, "evidence", evidence)
+    @property
+    def evidence(self) -> Evidence:
+        """The same as a price carries it; the error is that of the entry which gives the time."""
+        if self._evidence is None:
+            reading = EntryReading(self.curve_ids[0], self.seconds, self.seconds * self.residual)
+            notes = (*self.extrapolations, *self.assumptions)
+            evidence = Evidence(frozenset(self.curve_ids), frozenset(notes), (reading,))
+            object.__setattr__(self, "_evidence", evidence)
+            return evidence
+        return self._evidence
 
 
 def operator_seconds(
@@ -371,6 +374,7 @@ class _Index:
 
 
 _indexes: dict[tuple[int, int], tuple[_Index, Accelerator]] = {}
+_MOST_INDEXES = 512
 
 
 def _index(accelerator: Accelerator, profile: CalibrationProfile) -> _Index:
@@ -381,7 +385,7 @@ def _index(accelerator: Accelerator, profile: CalibrationProfile) -> _Index:
     key = (id(accelerator), id(profile))
     entry = _indexes.get(key)
     if entry is None:
-        if len(_indexes) >= 32:  # shifted profiles are priced once, and from the others
+        if len(_indexes) >= _MOST_INDEXES:  # shifted profiles are priced from the others
             for old in [k for k, e in _indexes.items() if e[0].profile._shifted_from] or list(_indexes):
                 del _indexes[old]
         equal = (i for i, _ in _indexes.values() if i.profile is profile and i.accelerator == accelerator)

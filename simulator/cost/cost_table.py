@@ -72,13 +72,16 @@ def _cost_table(pricer: Pricer, schedule: Schedule, stages: StageAssignment) -> 
 def block_prices(
     pricer: Pricer, kinds: Iterable[BlockKind], modes: tuple[Mode, ...]
 ) -> tuple[dict[PhaseKey, PhaseCost], dict[PhaseKey, TransferCost]]:
-    """Prices of all phases and transfers of some kinds of blocks, as they are inside a step."""
+    """Prices of all phases and transfers of some kinds of blocks, as they are inside a step.
+
+    Prices at shifted rates carry neither evidence nor bytes: they are compared with those before the shift.
+    """
     compute: dict[PhaseKey, PhaseCost] = {}
     transfer: dict[PhaseKey, TransferCost] = {}
     for kind in sorted(kinds):
         compute |= block_compute(pricer, kind, modes)
         transfer |= block_transfers(pricer, kind, modes)
-        inside = inside_step(pricer, kind, compute, transfer, modes)
+        inside = inside_step(pricer, kind, compute, transfer, modes, evidence=not pricer.shifted)
         compute |= inside[0]
         transfer |= inside[1]
     return compute, transfer
@@ -225,7 +228,7 @@ class BareCosts:
 
 def block_compute(pricer: Pricer, kind: BlockKind, modes: tuple[Mode, ...]) -> dict[PhaseKey, PhaseCost]:
     """Compute of a block by phase and mode, with the collectives inside its phases."""
-    return with_collectives(pricer, kind, bare_costs(pricer, kind, modes))
+    return with_collectives(pricer, kind, bare_costs(pricer, kind, modes), evidence=not pricer.shifted)
 
 
 def bare_costs(

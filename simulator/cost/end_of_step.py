@@ -99,7 +99,10 @@ def rank_step_end(
     """
     kinds = chunks.kinds
     dense, expert = _held_parameters(pricer, chunks)
-    update = _once(known, kinds, lambda: phase_cost(*update_operators(pricer, chunks, schedule)))
+    bare = pricer.shifted  # prices at shifted rates carry no evidence
+    update = _once(
+        known, kinds, lambda: phase_cost(*update_operators(pricer, chunks, schedule), evidence=not bare)
+    )
     reduction, gather = _collectives(pricer, chunks, schedule, dense, expert, update.fixed_s, known)
     tied = _tied_tables(pricer, kinds, schedule)
     reduce_s, gather_s = reduction.seconds + tied.seconds, gather.seconds
@@ -111,9 +114,11 @@ def rank_step_end(
         + norm_s
         + update.worst_s
     )
-    shares = link_share_evidence(pricer.job) if pricer.cluster.n_gpus > 1 else NO_EVIDENCE
-    stands_on = (reduction.evidence, tied.evidence, gather.evidence, update.evidence, shares)
-    evidence = combined((part, 1.0) for part in stands_on)
+    evidence = NO_EVIDENCE
+    if not bare:
+        shares = link_share_evidence(pricer.job) if pricer.cluster.n_gpus > 1 else NO_EVIDENCE
+        stands_on = (reduction.evidence, tied.evidence, gather.evidence, update.evidence, shares)
+        evidence = combined((part, 1.0) for part in stands_on)
     norm = busiest_bytes("all_reduce", NORM_BYTES, pricer.cluster.n_gpus, links.gpus_per_node)
     # A collective that is added to the step's end, or that runs once a micro-batch outside of the actions'
     # transfers, adds its bytes here.

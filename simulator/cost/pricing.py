@@ -25,7 +25,7 @@ from moesim.simulator.cost.compute import (
     unaffected,
     without_timed_parts,
 )
-from moesim.simulator.cost.evidence import combined
+from moesim.simulator.cost.evidence import NO_EVIDENCE, combined
 from moesim.simulator.cost.overlap import lost_beside
 from moesim.simulator.cost.table import Mode, PhaseCost, PhaseKey
 from moesim.simulator.dispatchers.protocol import Call, Links, TargetStatistics, on_stream
@@ -58,10 +58,15 @@ class PhaseMemo:
     """Seconds by the load that they put on the board (`load_clock`)."""
 
 
-def phase_cost(operators: Iterable[Operator], costs: Iterable[OperatorCost]) -> PhaseCost:
-    """Sum of operators' prices, split into the part that grows with routed rows and the rest."""
+def phase_cost(
+    operators: Iterable[Operator], costs: Iterable[OperatorCost], evidence: bool = True
+) -> PhaseCost:
+    """Sum of operators' prices, split into the part that grows with routed rows and the rest.
+
+    `evidence`: whether the sum carries that of its parts.
+    """
     fixed = row = best = worst = 0.0
-    evidence = []
+    parts = []
     for operator, cost in zip(operators, costs, strict=True):
         best += cost.best_seconds
         worst += cost.worst_seconds
@@ -69,8 +74,9 @@ def phase_cost(operators: Iterable[Operator], costs: Iterable[OperatorCost]) -> 
             row += cost.seconds
         else:
             fixed += cost.seconds
-        evidence.append((cost.evidence, 1.0))
-    return PhaseCost(fixed, row, 0.0, best, worst, evidence=combined(evidence))
+        if evidence:
+            parts.append((cost.evidence, 1.0))
+    return PhaseCost(fixed, row, 0.0, best, worst, evidence=combined(parts) if parts else NO_EVIDENCE)
 
 
 # -- pricing key -------------------------------------------------------------------------------------
@@ -180,7 +186,13 @@ _SHARED: BoundedCache[_Shared] = BoundedCache(512)
 _PHASES: BoundedCache[tuple[Operator, ...]] = BoundedCache(8192)
 """Operators of phases: phases that compute alike have the same ones, whose prices they so share."""
 _SUMS: BoundedCache[PhaseCost] = BoundedCache(8192)
-_BOARD_LOADS: BoundedCache[Any] = BoundedCache(8192)
+_SHIFTED_SUMS: BoundedCache[PhaseCost] = BoundedCache(65_536)
+"""Sums at shifted rates, which carry no evidence."""
+_BOARD_LOADS: BoundedCache[Any] = BoundedCache(65_536)
+
+
+def _bare_sum(operators: tuple[Operator, ...], costs: tuple[OperatorCost, ...]) -> PhaseCost:
+    return phase_cost(operators, costs, evidence=False)
 
 
 @dataclass(frozen=True)
@@ -266,7 +278,13 @@ class Pricer(OfJob):
             elif profile._shifted_from is not None and profile._shifted_from[0] is self.profile:
                 before = self, profile._shifted_from[1]
         job = self.job.with_rates(profile=profile, cluster=cluster)
-        return Pricer(job, self._operators, _host_calls=self._host_calls, _before=before)
+        return Pricer(
+            job,
+            self._operators,
+            _parameters=self._parameters,
+            _host_calls=self._host_calls,
+            _before=before,
+        )
 
     def at_host_slowness(self, slowness: float) -> Pricer:
         """Pricer of the same job with another factor on the host's times; the operators' prices stay."""
@@ -275,6 +293,7 @@ class Pricer(OfJob):
         return Pricer(
             replace(self.job, scenario=scenario),
             self._operators,
+            _parameters=self._parameters,
             _host_calls=self._host_calls,
             _before=(self, frozenset()),
         )
@@ -502,7 +521,8 @@ class Pricer(OfJob):
         memo = self._memo(mode).phases
         price = memo.get(key)
         if price is None:
-            price = memo[key] = self._unshifted(key) or self._once(_SUMS, key, phase_cost)
+            sums, add = (_SHIFTED_SUMS, _bare_sum) if self.shifted else (_SUMS, phase_cost)
+            price = memo[key] = self._unshifted(key) or self._once(sums, key, add)
         return price
 
     def _once(
@@ -511,13 +531,8 @@ class Pricer(OfJob):
         key: PhaseKey,
         make: Callable[[tuple[Operator, ...], tuple[OperatorCost, ...]], V],
     ) -> V:
-        """What `make` makes of a phase's operators and their prices, once for all phases with the same ones.
-
-        Prices at shifted rates are used once, so they are not kept.
-        """
+        """What `make` makes of a phase's operators and prices, once for all phases with the same ones."""
         operators, costs = self.operators(key[0]).get(key[1], ()), self.operator_costs(*key)
-        if self.shifted:
-            return make(operators, costs)
         return known.get((Same(operators), Same(costs)), lambda: make(operators, costs))
 
     def _unshifted(self, key: PhaseKey) -> PhaseCost | None:

@@ -473,9 +473,17 @@ class RankChunks(NamedTuple):
         return tuple(sorted(kind for chunk in self.chunks for kind in chunk))
 
 
-def chunks_by_rank(schedule: Schedule, stages: StageAssignment, *, by_place: bool) -> list[RankChunks]:
+def chunks_by_rank(schedule: Schedule, stages: StageAssignment, *, by_place: bool) -> tuple[RankChunks, ...]:
     """Blocks on each pipeline rank, by chunk or only by kind; a head that runs twice counts once."""
-    ranks = []
+    key = Same(schedule), Same(stages), by_place
+    return _CHUNKS.get(key, lambda: _chunks_by_rank(schedule, stages, by_place))
+
+
+_CHUNKS: BoundedCache[tuple[RankChunks, ...]] = BoundedCache(20_000, len)
+
+
+def _chunks_by_rank(schedule: Schedule, stages: StageAssignment, by_place: bool) -> tuple[RankChunks, ...]:
+    ranks: list[RankChunks] = []
     for rank in range(schedule.pp):
         chunks = tuple(
             tuple(block.kind for block in blocks_with_parameters(stages, stage))
@@ -483,4 +491,4 @@ def chunks_by_rank(schedule: Schedule, stages: StageAssignment, *, by_place: boo
         )
         held = RankChunks(chunks, rank)
         ranks.append(held if by_place else RankChunks((held.kinds,)))
-    return ranks
+    return tuple(ranks)

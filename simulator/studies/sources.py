@@ -16,6 +16,7 @@ from moesim.hwmodels.calibration import CalibrationProfile, Entry, GemmTable, La
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.host import Host
 from moesim.hwmodels.provenance import Sourced, sourced_numbers, with_value
+from moesim.simulator.common.bounded_cache import BoundedCache, Same
 from moesim.simulator.cost.evidence import Evidence, combined
 from moesim.simulator.cost.table import CostTable
 from moesim.simulator.engine.critical import Segment
@@ -234,6 +235,15 @@ def shifted(profile: CalibrationProfile, id_: str, change: float, n_sms: int) ->
     1). `n_sms`: SMs of the accelerator, for laws that are a formula of it. Raises InputError for an unknown
     id.
     """
+    key = (Same(profile), id_, change, n_sms)
+    return _SHIFTED.get(key, lambda: _new_shifted(profile, id_, change, n_sms))
+
+
+_SHIFTED: BoundedCache[CalibrationProfile] = BoundedCache(512)
+"""Shifted profiles, so that plans and scenarios with one profile share the prices at its shifted rates."""
+
+
+def _new_shifted(profile: CalibrationProfile, id_: str, change: float, n_sms: int) -> CalibrationProfile:
     moved = _shifted(profile, id_, 1.0 + change, n_sms)
     before, entries = profile._shifted_from or (profile, frozenset())
     moved._shifted_from = before, entries | {id_}
@@ -405,8 +415,7 @@ def _price(table: CostTable, part: ResponsePart) -> float:
             part.kind, part.phase, "alone" if part.overlapped_share is None else "overlapped"
         ]
         return cost.payload_s
-    price = table.phase(part.kind, part.phase, part.overlapped_share)
-    return price.fixed_s + price.row_s
+    return table.phase_s(part.kind, part.phase, part.overlapped_share)
 
 
 # -- step evidence -----------------------------------------------------------------------------------
