@@ -53,6 +53,8 @@ class BoundBook:
     _compute: dict[tuple[LayerSplit, float], FloatArray] = field(init=False, default_factory=dict)
     _transfer: dict[tuple[LayerSplit, float], FloatArray] = field(init=False, default_factory=dict)
     _sharded: dict[tuple[object, ...], tuple[float, float, float]] = field(init=False, default_factory=dict)
+    _inside: dict[tuple[int, ...], tuple[Sequence[Frame], bool]] = field(init=False, default_factory=dict)
+    _plans: dict[tuple[int, int], tuple[ParallelPlan, ParallelPlan]] = field(init=False, default_factory=dict)
 
     @property
     def classes(self) -> tuple[Recompute, ...]:
@@ -222,7 +224,7 @@ class BoundBook:
                 for s, zero in enumerate(self.zero_stages):
                     if zero == 3:
                         continue
-                    plan = frame.plan.model_copy(update={"zero_stage": zero})
+                    plan = self._staged(frame.plan, zero)
                     for r, recipe in enumerate(self.recipes):
                         sms = max(self.sms, key=lambda sms: self.costs.transfer_s(plan, recipe, sms)[0])
                         ends = [
@@ -244,14 +246,29 @@ class BoundBook:
         The axes are those of `step`.
         """
         bound = self.step(frames, pattern, assignment)
-        software = self.costs.scenario.software
         for z, stage in enumerate(self.zero_stages):
-            plans = [(f.plan.model_copy(update={"zero_stage": stage}), f.microbatches) for f in frames]
-            inside = any(GradientSync.of(plan, software, count).inside_step for plan, count in plans)
-            if inside and not (pattern.paired and stage == 3):
+            if self._inside_step(frames, stage) and not (pattern.paired and stage == 3):
                 moved = self.sharded(frames, pattern, assignment, stage)[:, :, None, :]
                 bound[..., z] = np.maximum(bound[..., z], moved)
         return bound
+
+    def _inside_step(self, frames: Sequence[Frame], zero_stage: int) -> bool:
+        """Whether collectives over replicas run inside the step of any of the frames."""
+        key = (*map(id, frames), zero_stage)
+        if key not in self._inside:  # the entry keeps the frames alive, and so their ids
+            software = self.costs.scenario.software
+            synced = (
+                GradientSync.of(self._staged(f.plan, zero_stage), software, f.microbatches) for f in frames
+            )
+            self._inside[key] = frames, any(sync.inside_step for sync in synced)
+        return self._inside[key][1]
+
+    def _staged(self, plan: ParallelPlan, zero_stage: int) -> ParallelPlan:
+        """The plan at a ZeRO stage."""
+        key = id(plan), zero_stage
+        if key not in self._plans:  # the entry keeps the plan alive, and so its id
+            self._plans[key] = plan, plan.model_copy(update={"zero_stage": zero_stage})
+        return self._plans[key][1]
 
     def _sharded_s(
         self, plan: ParallelPlan, recipe: Precision, kind: BlockKind
@@ -277,7 +294,7 @@ class BoundBook:
         kinds = self.costs.kinds
         of_frames = [(f.plan.tp, f.plan.ep, f.plan.expert_tp, f.microbatches > 1) for f in frames]
         plans = {
-            key: f.plan.model_copy(update={"zero_stage": zero_stage})
+            key: self._staged(f.plan, zero_stage)
             for key, f in zip(of_frames, frames, strict=True)  # all of one schedule
         }
         each = {
