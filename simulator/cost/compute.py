@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, Law
@@ -373,8 +373,10 @@ class _Index:
         return op.flop / self.accelerator.peak_flop_per_s(op.dtype) if op.flop else 0.0
 
 
-_indexes: dict[tuple[int, int], tuple[_Index, Accelerator]] = {}
-_MOST_INDEXES = 512
+_Indexes: TypeAlias = dict[tuple[int, int], tuple["_Index", Accelerator]]
+_indexes: tuple[_Indexes, _Indexes] = ({}, {})
+"""Those of profiles with at most one shifted entry, and those of profiles that are drawn and priced once."""
+_MOST_INDEXES = (512, 4)
 
 
 def _index(accelerator: Accelerator, profile: CalibrationProfile) -> _Index:
@@ -383,11 +385,13 @@ def _index(accelerator: Accelerator, profile: CalibrationProfile) -> _Index:
     The entry refers to both objects, so that an id in the key cannot be reused.
     """
     key = (id(accelerator), id(profile))
-    entry = _indexes.get(key)
+    drawn = profile._shifted_from is not None and len(profile._shifted_from[1]) > 1
+    known, most = _indexes[drawn], _MOST_INDEXES[drawn]
+    entry = known.get(key)
     if entry is None:
-        if len(_indexes) >= _MOST_INDEXES:  # shifted profiles are priced from the others
-            for old in [k for k, e in _indexes.items() if e[0].profile._shifted_from] or list(_indexes):
-                del _indexes[old]
-        equal = (i for i, _ in _indexes.values() if i.profile is profile and i.accelerator == accelerator)
-        entry = _indexes[key] = next(equal, None) or _Index(accelerator, profile), accelerator
+        if len(known) >= most:  # shifted profiles are priced from the others
+            for old in [k for k, e in known.items() if e[0].profile._shifted_from] or list(known):
+                del known[old]
+        equal = (i for i, _ in known.values() if i.profile is profile and i.accelerator == accelerator)
+        entry = known[key] = next(equal, None) or _Index(accelerator, profile), accelerator
     return entry[0]

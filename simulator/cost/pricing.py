@@ -186,9 +186,9 @@ _SHARED: BoundedCache[_Shared] = BoundedCache(512)
 _PHASES: BoundedCache[tuple[Operator, ...]] = BoundedCache(8192)
 """Operators of phases: phases that compute alike have the same ones, whose prices they so share."""
 _SUMS: BoundedCache[PhaseCost] = BoundedCache(8192)
-_SHIFTED_SUMS: BoundedCache[PhaseCost] = BoundedCache(65_536)
+_SHIFTED_SUMS: BoundedCache[PhaseCost] = BoundedCache(16_384)
 """Sums at shifted rates, which carry no evidence."""
-_BOARD_LOADS: BoundedCache[Any] = BoundedCache(65_536)
+_BOARD_LOADS: BoundedCache[Any] = BoundedCache(16_384)
 
 
 def _bare_sum(operators: tuple[Operator, ...], costs: tuple[OperatorCost, ...]) -> PhaseCost:
@@ -224,7 +224,7 @@ class Pricer(OfJob):
     @property
     def shifted(self) -> bool:
         """Whether it prices another pricer's job at other rates, as intervals do."""
-        return self._before is not None
+        return self._before is not None or self.profile._shifted_from is not None
 
     def moves(self, key: Hashable, price: Callable[[], M]) -> M:
         """A price of a transfer or collective, once for a key that says what moves.

@@ -235,6 +235,8 @@ def shifted(profile: CalibrationProfile, id_: str, change: float, n_sms: int) ->
     1). `n_sms`: SMs of the accelerator, for laws that are a formula of it. Raises InputError for an unknown
     id.
     """
+    if profile._shifted_from is not None:  # of a draw, which is priced once
+        return _new_shifted(profile, id_, change, n_sms)
     key = (Same(profile), id_, change, n_sms)
     return _SHIFTED.get(key, lambda: _new_shifted(profile, id_, change, n_sms))
 
