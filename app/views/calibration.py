@@ -184,7 +184,7 @@ def _drift(old: CalibrationProfile, new: CalibrationProfile) -> None:
 
 def _points(points: Sequence[PointDrift], name: str) -> None:
     """Every shape with both errors, its change and its error bar; the most significant first."""
-    only = st.checkbox("Only what is beyond both errors", key="drift beyond")
+    only = st.checkbox("Only changes larger than both stated errors", key="drift beyond")
     shown = [point for point in points if point.is_beyond or not only]
     header = ("entry", "shape or point", "change", "± error", "old error", "new error", "change / error", "")
     rows: list[tuple[str | float | None, ...]] = [
@@ -196,9 +196,9 @@ def _points(points: Sequence[PointDrift], name: str) -> None:
             point.old_error,
             point.new_error,
             point.significance if point.significance < inf else None,
-            "clear after correction"
+            "significant after correction"
             if point.is_clear
-            else "beyond both errors"
+            else "larger than both errors"
             if point.is_beyond
             else "within",
         )

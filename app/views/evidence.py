@@ -176,9 +176,9 @@ def _headline() -> None:
             st.metric(label, value)
             st.caption(words)
     st.caption(
-        f"The home case is predicted now. Medians and coverage are the committed table of {board.computed} "
-        f"(moesim {board.version}, docs/validation.md): computing all rows takes minutes. No constant was "
-        "fitted to any of them. (n) is the number of steps."
+        "The home case is predicted now. Medians and coverage come from the table that was computed on "
+        f"{board.computed} (moesim {board.version}, docs/validation.md), because all rows take minutes. No "
+        "constant was fitted to any row. The number of steps is in brackets."
     )
     left, right = st.columns([3, 2], gap="large")
     sets = [board.named(name) for name in SETS]
@@ -194,8 +194,8 @@ def _headline() -> None:
 def _scores(draw: Callable[[predictions.Scoreboards], None]) -> None:
     """Draw the scoreboards, or offer to compute them in a job of about twenty simulations."""
     st.markdown(
-        "Every figure is simulated now by this version: three profiles, each with the home case, its "
-        "variants and the whole run, in a minute or more."
+        "This version simulates every figure now: for each of three profiles the home case, its variants "
+        "and the whole run. That takes a minute or more."
     )
     found: Any = widgets.long_work("evidence", KEY, "Compute the scoreboard", predictions.evidence)
     if found is not None:
@@ -206,7 +206,9 @@ def _board(rows: Sequence[Row]) -> None:
     profiles = sorted({row.id.partition("@")[2] or "stand-alone" for row in rows})
     left, right = st.columns([2, 1], vertical_alignment="bottom")
     profile = left.pills("Profile", profiles, selection_mode="multi", key="score profiles") or profiles
-    hide = right.checkbox("Leave out what a profile was calibrated on", value=True, key="score calibrated")
+    hide = right.checkbox(
+        "Leave out figures that a profile was calibrated on", value=True, key="score calibrated"
+    )
     text = st.text_input("Search", key="score words", max_chars=MOST_WORDS).lower()
     shown = [
         row

@@ -55,7 +55,7 @@ def show_answer(scenario: Scenario, fleet: Scenario, result: Result, texts: Sequ
     st.markdown(
         f"**Bottleneck:** pool {pools.index(slowest) + 1}, {escaped(slowest.pool.accelerator)}, whose ranks "
         f"idle least ({slowest.idle_s / step_s:.0%} of the step; {escaped(idle)}). Layers are "
-        "already spread by speed and memory; ranks follow from the GPUs."
+        "already spread by speed and memory; each pool has pipeline ranks in proportion to its GPUs."
     )
     names = [f"{n}: {share.pool.n_gpus:,} {share.pool.accelerator}" for n, share in enumerate(pools, start=1)]
     left, right = st.columns(2, gap="large")
@@ -104,15 +104,17 @@ def _table(names: Sequence[str], pools: Sequence[PoolShare]) -> None:
         },
     )
     st.caption(
-        "One layer: its compute for one micro-batch, forward and backward, alone on a GPU of the pool. Rent: "
-        "the main phase at the hourly price of the pool's cluster."
+        "'One layer' is the compute of a layer for one micro-batch, forward and backward, on one GPU of the "
+        "pool. 'Rent of the run' is the main phase at the hourly price of the pool's cluster."
     )
 
 
 def _search(fleet: Scenario) -> None:
     """Offer a search for the fleet's best plan, which also compares it with each pool alone."""
-    st.header("Is it worth it?")
-    st.caption("Searches the best plan of the fleet and of each pool alone, so that both are at their best.")
+    st.header("Is the fleet worth it?")
+    st.caption(
+        "Searches for the best plan of the fleet and of each pool alone, so that the comparison is fair."
+    )
     key = f"fleet plan/{hashlib.sha256(state.cache_key(fleet).encode()).hexdigest()[:32]}"
     work = (predictions.plan, fleet, {"precision": (fleet.precision,)}, {"objective": "time", "top": 4})
     found: PlanResult | None = widgets.long_work("fleet plan", key, "Search for its best plan", *work)
@@ -269,7 +271,10 @@ def _settings(scenario: Scenario, pools: Sequence[dict[str, Any]], clusters: Seq
         )
     else:
         pp = now
-        left.warning("No number of ranks divides these pools: change the nodes of one.")
+        left.warning(
+            "No number of pipeline ranks gives every rank the same number of GPUs of one pool. Change the "
+            "number of nodes of a pool."
+        )
     schedules = list(fleet_defaults())
     start = scenario.schedule if scenario.schedule in schedules else schedules[-1]
     schedule = forms.one_of(

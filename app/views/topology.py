@@ -31,12 +31,12 @@ def show() -> None:
         *(f"{count:,} cables {names.get(name, name)}" for name, count in counted.cables.items()),
     ]
     left_out = sum(layer.left_out for layer in drawn.layers)
-    more = "The first nodes and the last one, with the switches they lead to. " if left_out else ""
+    more = "Drawn are the first nodes and the last one, with the switches above them. " if left_out else ""
     kind = found.kind.replace("-fat-tree", " fat tree")
     st.caption(f"{more}A {kind} of {found.n_gpus:,} GPUs: {escaped(', '.join(shown))}.")
     st.header("Load of links, ranks and experts")
     asked = scenario.overridden("resolution=full", *_faults(scenario))
-    st.caption("Every GPU is simulated for itself, which takes some ten seconds and runs beside the page.")
+    st.caption("Simulates every GPU individually. It takes about ten seconds and runs in the background.")
     key = f"whole/{state.cache_key(without_prices(asked))}"
     whole: Result | None = widgets.long_work("whole", key, "Simulate every GPU", predictions.interval, asked)
     if whole is not None:
@@ -58,7 +58,7 @@ FAULTS: dict[str, tuple[str, str, float | None]] = {
 def _faults(scenario: Scenario) -> list[str]:
     """The faults that the visitor chose, as overrides; empty where the scenario states faults itself."""
     if scenario.faults:
-        st.caption(f"The scenario states {len(scenario.faults)} faults.")
+        st.caption(f"Faults that the scenario states: {len(scenario.faults)}.")
         return []
     what, which, left = st.columns([3, 2, 4])
     kinds = list(FAULTS)
@@ -79,7 +79,7 @@ def _faults(scenario: Scenario) -> list[str]:
         name = "bandwidth" if kind == "slow-link" else "speed"
         fault[name] = forms.number(
             left.slider,
-            f"Part of its {name} that is left",
+            f"Share of its {name} that is left",
             f"topology.part-{name}",
             0.05,
             1.0,
@@ -102,7 +102,8 @@ def _maps(result: Result) -> None:
         sure = f" (P10 {band.p10:.3f} s, P90 {band.p90:.3f} s; {escaped(result.uncertainty.note)})"
     st.markdown(
         f"{full.gpus:,} GPUs in {full.groups} groups a pipeline rank; the step takes "
-        f"**{result.step.time_s:.3f} s** {badge(result.confidence)} with every GPU for itself{sure}."
+        f"**{result.step.time_s:.3f} s** {badge(result.confidence)} with every GPU simulated "
+        f"individually{sure}."
     )
     titles = [data.title for data in full.heat_maps]
     chosen = st.segmented_control("Heat map", titles, default=titles[0], key="heat map") or titles[0]
@@ -146,17 +147,17 @@ def _faults_cost(result: Result) -> None:
     if causes:
         st.markdown("**What each fault costs**")
         st.caption(
-            "Both steps of a difference share every random draw, so it is less uncertain than either. "
-            "Its own interval is not computed."
+            "Both steps of a difference use the same random draws, so the difference is less uncertain than "
+            "either step. Its interval is not computed."
         )
         seconds = st.column_config.NumberColumn(format="%.3f")
         st.dataframe(
             {
                 "fault": [row.cause for row in causes],
-                "step with it alone (s)": [row.step_s for row in causes],
+                "step with this fault alone (s)": [row.step_s for row in causes],
                 "longer by (s)": [row.effect_s for row in causes],
-                "": [row.note or ("no step ends with it" if row.step_s is None else "") for row in causes],
+                "": [row.note or ("the step cannot end" if row.step_s is None else "") for row in causes],
             },
             hide_index=True,
-            column_config={"step with it alone (s)": seconds, "longer by (s)": seconds},
+            column_config={"step with this fault alone (s)": seconds, "longer by (s)": seconds},
         )
