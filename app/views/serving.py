@@ -75,7 +75,7 @@ def folder() -> str:
 
 def begin(scenario: Scenario) -> None:
     """Offer what can be served: the shipped scenarios, and the current model on the current cluster."""
-    st.info("This scenario says nothing of serving. Begin with one of these; everything can be changed then.")
+    st.info("This scenario does not describe serving. Begin with one of these; all of it can be changed.")
     for name in moesim.presets(serving=True):
         with st.container(horizontal=True, vertical_alignment="center"):
             widgets.button(name, f"serve {name}", partial(state.open_scenario, name, new=True))
@@ -390,7 +390,7 @@ def _step(step: TypicalStep) -> None:
     st.header("A decode step", anchor=False)
     st.caption(
         f"The load's average step, {escaped(step.words)}: **{span(cost.seconds)}** (80 %: {span(cost.low)} "
-        f"to {span(cost.high)}). What other work hides is left out of the bar."
+        f"to {span(cost.high)}). Time that hides behind other work is left out of the bar."
     )
     widgets.figure(
         charts.decode_step(cost.parts), f"Parts of a decode step of {span(cost.seconds)}", "serving step"
