@@ -136,6 +136,12 @@ def rank_step_end(
     )
 
 
+def update_s(pricer: Pricer, chunks: RankChunks, schedule: Schedule) -> float:
+    """Seconds of the gradient norm and the optimizer of a rank."""
+    norm_s = small_all_reduce_s(pricer.cluster.n_gpus, pricer.links.gpus_per_node)
+    return norm_s + phase_cost(*update_operators(pricer, chunks, schedule), evidence=False).fixed_s
+
+
 def _held_parameters(pricer: Pricer, chunks: RankChunks) -> tuple[float, float]:
     """(dense, expert) parameters of the blocks on a rank."""
     parameters = [pricer.block_parameters(kind) for kind in chunks.kinds]

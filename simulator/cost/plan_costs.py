@@ -15,7 +15,7 @@ from moesim.simulator.cost.cost_table import (
     pipeline_send,
     with_collectives,
 )
-from moesim.simulator.cost.end_of_step import rank_step_ends
+from moesim.simulator.cost.end_of_step import rank_step_ends, update_s
 from moesim.simulator.cost.load_clock import at_clock
 from moesim.simulator.cost.pricing import Pricer, framework_copies
 from moesim.simulator.cost.table import (
@@ -378,6 +378,21 @@ class PlanCosts(OfJob):
             return tuple(ends[chunks] for chunks in ranks)
 
         return self._once(("sync", shared, place), made)
+
+    def update_s(
+        self, plan: ParallelPlan, recipe: Precision, schedule: Schedule, stages: StageAssignment
+    ) -> list[float]:
+        """Seconds of norm and optimizer on every pipeline rank, which hide behind nothing."""
+        shared: Key = (
+            "update", plan.tp, plan.ep, plan.expert_tp, plan.pp, plan.zero_stage, self.number(recipe),
+            len(schedule.routes),
+        )  # fmt: skip
+
+        def made(chunks: RankChunks) -> float:
+            return update_s(self.pricer(plan, recipe, "none"), chunks, schedule)
+
+        ranks = chunks_by_rank(schedule, stages, by_place=False)
+        return [self._once((*shared, chunks.kinds), partial(made, chunks)) for chunks in ranks]
 
     def send_s(self, plan: ParallelPlan, schedule: Schedule) -> tuple[float, float]:
         """Seconds of one pipeline send alone, and of two that share a port (eq. E7)."""

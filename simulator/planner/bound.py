@@ -66,11 +66,6 @@ class BoundBook:
         """Position of each policy's class in `classes`."""
         return [self.classes.index(self.costs.arithmetic(p)) for p in self.policies]
 
-    @property
-    def _longest(self) -> tuple[Recompute, ...]:
-        """Choices of recompute among which is the one with the most compute."""
-        return ("full", *(policy for policy in self.classes if not isinstance(policy, str)))
-
     def least_kept(self, frame: Frame) -> float:
         """Least share of the routed rows that capacity keeps, over all placements of the experts."""
         return self.loads.least_kept(frame, self.placements)
@@ -206,18 +201,12 @@ class BoundBook:
 
         The first is the reduction [frames, precisions, ZeRO stages, ranks]; the second is norm, optimizer
         and gather of the slowest rank. Without ZeRO the gradients are all-reduced. ZeRO-3 costs 0 s here, and
-        sharded gradients have no reduction here, as their traffic is inside the step (`sharded`). If
-        collectives hide, they hide behind the longest passes: those with full recompute, or a list of
-        modules, whose nested checkpoints may repeat more than a layer, and with the slowest transfers.
+        sharded gradients have no reduction here, as their traffic is inside the step (`sharded`). Collectives
+        that hide behind the passes count as hidden whole, so recompute and micro-batch do not matter.
         """
-        software = self.costs.scenario.software
+        hidden = self.costs.scenario.software.overlap_data_parallel
         seen: dict[tuple[int, ...], tuple[FloatArray, FloatArray]] = {}
-        keys = [
-            (f.plan.tp, f.plan.ep, f.plan.expert_tp)
-            + ((f.plan.cp, f.plan.microbatch) if software.overlap_data_parallel else ())
-            + (f.microbatches > 1,)
-            for f in frames
-        ]
+        keys = [(f.plan.tp, f.plan.ep, f.plan.expert_tp, f.microbatches > 1) for f in frames]
         for key, frame in zip(keys, frames, strict=True):
             if key not in seen:
                 reduce, update = np.zeros((2, len(self.recipes), len(self.zero_stages), pattern.pp))
@@ -226,15 +215,14 @@ class BoundBook:
                         continue
                     plan = self._staged(frame.plan, zero)
                     for r, recipe in enumerate(self.recipes):
-                        sms = max(self.sms, key=lambda sms: self.costs.transfer_s(plan, recipe, sms)[0])
-                        ends = [
-                            self.costs.sync(plan, recipe, policy, pattern.samples[0], assignment, sms)
-                            for policy in self._longest
-                        ]
-                        reduce[r, s] = np.min([[c.reduce_s for c in end] for end in ends], axis=0)
-                        update[r, s] = np.min(
-                            [[c.norm_s + c.optimizer_s + c.gather_s for c in end] for end in ends], axis=0
+                        if hidden:
+                            update[r, s] = self.costs.update_s(plan, recipe, pattern.samples[0], assignment)
+                            continue
+                        end = self.costs.sync(
+                            plan, recipe, "none", pattern.samples[0], assignment, self.sms[0]
                         )
+                        reduce[r, s] = [cost.reduce_s for cost in end]
+                        update[r, s] = [cost.norm_s + cost.optimizer_s + cost.gather_s for cost in end]
                 seen[key] = reduce, update.max(axis=-1)
         return np.array([seen[key][0] for key in keys]), np.array([seen[key][1] for key in keys])
 
