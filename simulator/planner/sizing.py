@@ -16,6 +16,7 @@ from typing import get_args
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
+from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.confidence import GENERIC, Confidence
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
@@ -242,9 +243,7 @@ class _Sizer:
         spares = scenario.run.spares.count if scenario.run.spares else 0
         paid = 1.0 + spares / cluster.nodes
         cost = None if price is None else gpu_hours * paid * price.value
-        limit_w = cluster.accelerator.tdp_w if cluster.accelerator.tdp else None
-        mean_w = limit_w if measured is None or measured.board_w is None else measured.board_w
-        pue = cluster.energy.pue.value if cluster.energy else 1.0
+        limit_w, mean_w, energy_j = _energy(cluster, None if measured is None else measured.board_w, wall_s)
         within = days <= (self.goal.deadline_days or inf)
         if self.goal.budget_usd is not None:
             within &= cost is not None and cost <= self.goal.budget_usd
@@ -275,7 +274,7 @@ class _Sizer:
             price_problem=problem or ("" if price else f"no price of {place[0]} is known"),
             board_w=limit_w,
             mean_board_w=mean_w,
-            energy_j=None if mean_w is None else mean_w * pue * cluster.n_gpus * wall_s,
+            energy_j=energy_j,
             within=within,
             spread=None if measured is None or measured.draws is None else Band.of(1.0, measured.draws),
             causes_s={} if measured is None else measured.causes_s,
@@ -436,6 +435,16 @@ class _Sizer:
             for (accelerator, size), reason in rows
             if name in (None, accelerator)
         )
+
+
+def _energy(
+    cluster: Cluster, board_w: float | None, wall_s: float
+) -> tuple[float | None, float | None, float | None]:
+    """Power limit of a board, its mean power (the limit where `board_w` is unknown), and the energy in J."""
+    limit_w = cluster.accelerator.tdp_w if cluster.accelerator.tdp else None
+    mean_w = limit_w if board_w is None else board_w
+    pue = cluster.energy.pue.value if cluster.energy else 1.0
+    return limit_w, mean_w, None if mean_w is None else mean_w * pue * cluster.n_gpus * wall_s
 
 
 def _bend(kind: Curve, before: tuple[SizedPlan, _Measured], after: tuple[SizedPlan, _Measured]) -> Bend:
