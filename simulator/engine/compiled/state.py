@@ -51,8 +51,9 @@ class Tables(NamedTuple):
     loop works durations out from the task's `Formula`: `task_fixed_s`, `task_row_s`, `task_cv`, and the
     addresses `task_received` (relative rows), `task_draws` and `task_clock`; where `task_member` is 0, a
     payload from `task_nic_s`, `task_scale_up_s` and both loads. `demand_*`: links and bytes
-    of every constant demand, row by row. `pattern_*`: exchange patterns; link n of all patterns carries
-    entries `pattern_link_first[n]` to `pattern_link_first[n + 1]`, each a share of what a member receives
+    of every constant demand, row by row. `pattern_*`: exchange patterns; link n of pattern p carries
+    entries `pattern_link_first[m]` to `pattern_link_first[m + 1]`, m = `pattern_row[p]` + n (patterns that
+    differ only in the numbers of their links share them), each a share of what a member receives
     over the scale-out hop (source = member) or the scale-up hop (source = members + member). `pair_*` [group,
     source, target]: sends.
     """
@@ -100,6 +101,7 @@ class Tables(NamedTuple):
     demand_bytes: FloatArray
     pattern_first_link: IntArray
     pattern_links: IntArray
+    pattern_row: IntArray
     pattern_link_first: IntArray
     pattern_source: IntArray
     pattern_share: FloatArray
@@ -154,9 +156,12 @@ SIZES = (
     "most_coupled",
     "constant_entries",
     "widest",
+    "links",
+    "clock_first",
 )
 """Names of the numbers in `RunState.sizes`: those of `StepSizes` and `Room`, and the entries of
-`RunState.pool_links` that constant demands take and that each slot takes."""
+`RunState.pool_links` that constant demands take and that each slot takes, the links of the cluster, and the row that is first in
+`RunState.clock`: 0, or that of the first start where the ends of tasks are in `RunState.ticks`."""
 
 NEXT, INPUTS, TASKS, TRANSFER, ENDING, SENDING, DONE = range(7)
 """Where a rank is (`RunState.process_state`): before an action, at its inputs, at a task, inside a transfer,
@@ -178,7 +183,8 @@ class RunState(NamedTuple):
     number. `pool_*`: links and bytes of all demands, constant ones first, then `slots` rows for those that
     follow a pattern, with the load that these offer. `received`: bytes of each member over both hops.
     `durations`: those of the members in the task that starts.
-    `link_*`: offered load, carried bytes, and the flows on every link in order of arrival.
+    `link_*`: offered load, carried bytes, and the flows on every link in order of arrival (`link_users`
+    [places, links]).
     """
 
     sizes: IntArray
@@ -338,7 +344,7 @@ def new_state(tables: Tables, sizes: StepSizes, room: Room) -> RunState:
     }
     pool = constant + room.slots * widest
     given: dict[str, Any] = {
-        "sizes": np.array([*sizes, *room, constant, widest], dtype=np.int64),
+        "sizes": np.array([*sizes, *room, constant, widest, len(tables.capacity), 0], dtype=np.int64),
         "counters": np.zeros(8, dtype=np.int64),
         "clock": SPARE.take(tasks + 3 * sizes.actions, members),
         "arrivals": np.empty((keys, members), dtype=np.int64),
@@ -348,7 +354,7 @@ def new_state(tables: Tables, sizes: StepSizes, room: Room) -> RunState:
         "pool_links": np.empty(pool, dtype=np.int64),
         "pool_bytes": np.empty(pool),
         "pool_offered": np.empty(pool, dtype=np.int64),
-        "link_users": np.zeros((len(tables.capacity), room.users), dtype=np.int64),
+        "link_users": np.zeros((room.users, len(tables.capacity)), dtype=np.int64),
     }
     given["counters"][FREE_SLOTS] = room.slots
     given["pool_links"][:constant], given["pool_bytes"][:constant] = tables.demand_links, tables.demand_bytes
