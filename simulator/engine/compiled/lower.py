@@ -292,7 +292,10 @@ def _entries(
 ) -> PatternEntries:
     """The entries of a pattern, which it shares with those that differ only in the numbers of their links."""
     arrays = pattern.entry_link, pattern.entry_pair, pattern.entry_share, pattern.loaded
-    key = (*(array.tobytes() for array in arrays), bytes(str((pattern.outer_pairs, len(pattern.links))), "ascii"))
+    key = (
+        *(array.tobytes() for array in arrays),
+        bytes(str((pattern.outer_pairs, len(pattern.links))), "ascii"),
+    )
     if key not in shapes:
         # Those of one link keep their order, and so does their sum.
         order = np.argsort(pattern.entry_link, kind="stable")

@@ -64,14 +64,19 @@ class VectorType(types.Type):
     """The address of a vector of numbers."""
 
     def __init__(self, element: Any) -> None:
-        """`element`: int64, float64 or float32."""
+        """`element`: int64, int32, float64 or float32."""
         super().__init__(name=f"Vector({element})")
         self.element = element
 
 
 RUN, SERVING = RunType(STEP_LAYOUT), RunType(SERVING_LAYOUT)
-INTS, REALS = VectorType(types.int64), VectorType(types.float64)
-_LLVM = {types.int64: ir.IntType(64), types.float64: ir.DoubleType(), types.float32: ir.FloatType()}
+INTS, REALS, SHORTS = VectorType(types.int64), VectorType(types.float64), VectorType(types.int32)
+_LLVM = {
+    types.int64: ir.IntType(64),
+    types.int32: ir.IntType(32),
+    types.float64: ir.DoubleType(),
+    types.float32: ir.FloatType(),
+}
 
 
 @register_model(RunType)
@@ -101,6 +106,8 @@ class _Fields(AttributeTemplate):
         layout = typ.layout
         if attr in layout.sizes:
             return types.int64
+        if attr in layout.shorts:
+            return SHORTS
         return (REALS if attr in layout.floats else INTS) if attr in layout.fields else None
 
 
@@ -166,7 +173,8 @@ singles_at = _typed(VectorType(types.float32))
 def _row_of(_: Any, vector: Any, row: Any, width: Any) -> Any:
     def generate(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
         address, row, width = arguments
-        offset = builder.mul(builder.mul(row, width), ir.Constant(ir.IntType(64), 8))
+        bytes_each = 4 if sig.args[0].element in (types.int32, types.float32) else 8
+        offset = builder.mul(builder.mul(row, width), ir.Constant(ir.IntType(64), bytes_each))
         return builder.add(address, offset)
 
     return vector(vector, types.int64, types.int64), generate
@@ -197,8 +205,20 @@ prefetch: Any = intrinsic(_prefetch)
 
 @compiled
 def clock_of(run: Run, row: int) -> Vector:
-    """The members' clocks in a row of `RunState.clock`."""
-    return row_of(run.clock, row, run.members)
+    """The members' clocks in a row of 64-bit numbers."""
+    return row_of(run.clock, row - run.clock_first, run.members)
+
+
+@compiled
+def ticks_of(run: Run, row: int) -> Vector:
+    """The ends of a task in 32 bits, from the base of its action."""
+    return row_of(run.ticks, row, run.members)
+
+
+@compiled
+def is_short(run: Run, row: int) -> bool:
+    """Whether a row of the clock is the ends of a task in 32 bits."""
+    return row < run.clock_first
 
 
 @compiled
@@ -250,11 +270,49 @@ def later_plus(to: Vector, one: Vector, other: Vector, added: Vector, count: int
 
 
 @compiled
+def shorten(to: Vector, source: Vector, shift: int, count: int) -> int:
+    """Write a vector plus an amount in 32 bits; the result is beyond `MOST_TICKS` if a number was."""
+    bits = 0
+    for m in range(count):
+        value = source[m] + shift
+        bits |= value
+        to[m] = np.int32(value)
+    return bits
+
+
+@compiled
+def short_sum(to: Vector, one: Vector, other: Vector, added: Vector, count: int) -> int:
+    """`later_plus` of 32-bit vectors and durations; the result is beyond `MOST_TICKS` if a number was."""
+    bits = 0
+    for m in range(count):
+        value = np.int64(max(one[m], other[m])) + added[m]
+        bits |= value
+        to[m] = np.int32(value)
+    return bits
+
+
+@compiled
+def raise_shifted(to: Vector, other: Vector, amount: int, count: int) -> None:
+    """Elementwise maximum of a vector and of another to which an amount is added, into the first."""
+    for m in range(count):
+        to[m] = max(to[m], other[m] + amount)
+
+
+@compiled
 def largest(source: Vector, count: int) -> int:
     """The largest number of a vector."""
     result = source[0]
     for m in range(1, count):
         result = max(result, source[m])
+    return result
+
+
+@compiled
+def least(source: Vector, count: int) -> int:
+    """The smallest number of a vector."""
+    result = source[0]
+    for m in range(1, count):
+        result = min(result, source[m])
     return result
 
 
@@ -278,6 +336,8 @@ def first_with(source: Vector, value: int) -> int:
 
 # -- durations -------------------------------------------------------------------------------------
 
+MOST_TICKS = (1 << 31) - 1
+"""Latest end of a task in 32 bits, in ns from the base of its action."""
 ROUNDING = 1.5 * 2.0**52
 """Added to a number of at most 2^51, it leaves the nearest whole number in the last 51 bits."""
 ROUNDED = int(np.float64(ROUNDING).view(np.int64))

@@ -11,6 +11,7 @@ from moesim.simulator.engine.compiled.memory import (
     BESIDE_ENDED,
     INPUT,
     LAUNCH,
+    MOST_TICKS,
     RESUME,
     ROUNDED,
     ROUNDING,
@@ -29,13 +30,19 @@ from moesim.simulator.engine.compiled.memory import (
     first_with,
     floats_at,
     ints_at,
+    is_short,
     largest,
     later_plus,
+    least,
     phase_row,
+    raise_shifted,
     raise_to,
     row_of,
     schedule,
+    short_sum,
+    shorten,
     sum_of,
+    ticks_of,
     total_of,
 )
 from moesim.simulator.engine.compiled.state import (
@@ -54,6 +61,7 @@ from moesim.simulator.engine.compiled.state import (
     SHARDING,
     SLOTS_FULL,
     TASKS,
+    TOO_LONG,
     TRANSFER,
 )
 from moesim.simulator.engine.program import NS
@@ -72,11 +80,11 @@ def begin_transfer(run: Run, actor: int, task: int, row: int, microbatch: int) -
     `task`: number of the task in the step; `row`: its row in the template tables. All members wait for the
     slowest one, then for the launch.
     """
-    ready = clock_of(run, task)
-    meet = largest(ready, run.members)
-    run.begins[task] = meet
-    run.last_member[task] = first_with(ready, meet)
-    run.ready_total[task] = total_of(ready, run.members)
+    if is_short(run, task):
+        base = run.action_base[_action_of(run, actor)]
+        meet = _note_ready(run, task, ticks_of(run, task), base)
+    else:
+        meet = _note_ready(run, task, clock_of(run, task), 0)
     run.actor_task[actor] = task
     if run.task_member[row] != 0:
         fetch_row(run, run.task_member[row], microbatch, 8)
@@ -88,6 +96,23 @@ def begin_transfer(run: Run, actor: int, task: int, row: int, microbatch: int) -
         after(run, wait, RESUME, actor, 0)
         return False
     return _begin_payload(run, actor, row, microbatch)
+
+
+@compiled
+def _note_ready(run: Run, task: int, ready: Vector, base: int) -> int:
+    """Write down how the members reached a barrier; return when the last one did."""
+    most = largest(ready, run.members)
+    run.begins[task] = most + base
+    run.last_member[task] = first_with(ready, most)
+    run.ready_total[task] = total_of(ready, run.members) + base * run.members
+    return most + base
+
+
+@compiled
+def _action_of(run: Run, actor: int) -> int:
+    """The action whose transfer an actor runs."""
+    processes = run.groups * run.ranks
+    return run.process_action[actor if actor < processes else run.beside_owner[actor - processes]]
 
 
 @compiled
@@ -167,13 +192,24 @@ def _end_transfer(run: Run, actor: int, row: int, microbatch: int) -> None:
     run.actor_stage[actor] = IDLE
     run.finishes[task] = now
     alone = floats_at(run.task_payload[row])[microbatch]
-    ends, clock = _payloads(run, row, microbatch), clock_of(run, task)
+    ends = _payloads(run, row, microbatch)
     if now - begin != int(np.rint(alone)):  # other flows shared its links: stretch every member alike
-        stretch = (now - begin) / alone
+        stretch, stretched = (now - begin) / alone, run.durations
         for m in range(run.members):
-            clock[m] = int(np.rint(ends[m] * stretch)) + begin
+            stretched[m] = int(np.rint(ends[m] * stretch))
+        ends = stretched
+    if is_short(run, task):
+        base = run.action_base[_action_of(run, actor)]
+        _check_ticks(run, shorten(ticks_of(run, task), ends, begin - base, run.members))
     else:
-        copy_shifted(clock, ends, begin, run.members)
+        copy_shifted(clock_of(run, task), ends, begin, run.members)
+
+
+@compiled
+def _check_ticks(run: Run, bits: int) -> None:
+    """Stop the run where 32 bits did not suffice."""
+    if bits < 0 or bits > MOST_TICKS:
+        run.counters[ERROR] = TOO_LONG
 
 
 @compiled
@@ -214,13 +250,20 @@ def send(run: Run, process: int, direction: int, stage: int, microbatch: int, re
     if target < 0 or target >= run.stages:
         return -1
     key = key_of(run, group, direction, target, microbatch)
-    receiver = run.rank_of[target * run.microbatches + microbatch]
+    receiver, short = run.rank_of[target * run.microbatches + microbatch], is_short(run, ready)
+    base = run.action_base[run.process_action[process]] if short else 0
     if receiver == rank or not run.sends_take_time:
-        copy(arrival_of(run, key), clock_of(run, ready), run.members)
+        if short:
+            copy_shifted(arrival_of(run, key), ticks_of(run, ready), base, run.members)
+        else:
+            copy(arrival_of(run, key), clock_of(run, ready), run.members)
         _deliver(run, key)
         return -1
-    run.key_ready[key] = ready
-    last = largest(clock_of(run, ready), run.members)
+    run.key_ready[key], run.key_base[key] = ready, base
+    if short:
+        last = largest(ticks_of(run, ready), run.members) + base
+    else:
+        last = largest(clock_of(run, ready), run.members)
     after(run, max(0, last - run.counters[NOW]), LAUNCH, key, process)
     return key
 
@@ -261,13 +304,18 @@ def end_send(run: Run, key: int) -> None:
         run.rank_of[stage * run.microbatches + microbatch],
     )
     pair = _pair(run, group, source, target)
-    ready, arrival = clock_of(run, run.key_ready[key]), arrival_of(run, key)
+    ready, arrival = run.key_ready[key], arrival_of(run, key)
+    if is_short(run, ready):
+        copy_shifted(arrival, ticks_of(run, ready), run.key_base[key], run.members)
+    else:
+        copy(arrival, clock_of(run, ready), run.members)
     if run.pair_slow[pair] == 0:
-        copy_shifted(arrival, ready, took, run.members)
+        for m in range(run.members):
+            arrival[m] += took
     else:
         slow, each = floats_at(run.pair_slow[pair]), took / run.pair_slow_most[pair]
         for m in range(run.members):
-            arrival[m] = ready[m] + int(np.rint(slow[m] * each))
+            arrival[m] += int(np.rint(slow[m] * each))
     _deliver(run, key)
     run.key_sent[key] = 1
     after(run, 0, SENT, key, 0)
@@ -379,6 +427,11 @@ def _inputs(run: Run, process: int) -> bool:
                 return False
             raise_to(clock_of(run, start), arrival_of(run, key), run.members)
         run.process_at[process] += 1
+    if run.clock_first > 0:
+        first = clock_of(run, start)
+        base = least(first, run.members)
+        run.action_base[action] = base
+        _check_ticks(run, shorten(row_of(run.short_starts, process, run.members), first, -base, run.members))
     run.process_compute[process] = start
     run.process_communication[process] = start
     run.process_sharding[process] = -1
@@ -430,7 +483,11 @@ def _task(run: Run, process: int) -> bool:
             fetch_row(run, run.task_rows[row + 1], later, 8)
         elif run.task_draws[row + 1] != 0:
             fetch_row(run, run.task_draws[row + 1], later, 4)
-    _set_end(run, task, base, first, deps, last, _durations(run, row, microbatch))
+    own = _durations(run, row, microbatch)
+    if run.clock_first > 0:
+        _set_short_end(run, process, task, base, first, deps, last, own)
+    else:
+        _set_end(run, task, base, first, deps, last, own)
     if kind == COMPUTE:
         run.process_compute[process] = task
     elif kind == SHARDING:
@@ -468,6 +525,24 @@ def _set_end(run: Run, task: int, base: int, first: int, deps: int, last: int, o
 
 
 @compiled
+def _set_short_end(
+    run: Run, process: int, task: int, base: int, first: int, deps: int, last: int, own: Vector
+) -> None:
+    """`_set_end` in 32 bits, from the base of the action."""
+    end, members = ticks_of(run, task), run.members
+    start = ticks_of(run, base) if is_short(run, base) else row_of(run.short_starts, process, members)
+    if last <= deps + 1:
+        other = start if last == deps else ticks_of(run, first + run.task_deps[deps])
+        _check_ticks(run, short_sum(end, start, other, own, members))
+    else:
+        copy(end, start, members)
+        for n in range(deps, last - 1):
+            raise_to(end, ticks_of(run, first + run.task_deps[n]), members)
+        other = ticks_of(run, first + run.task_deps[last - 1])
+        _check_ticks(run, short_sum(end, end, other, own, members))
+
+
+@compiled
 def _left(run: Run, process: int) -> bool:
     """Send what leaves after the task that a rank is at, and go on to the next one."""
     action, number = run.process_action[process], run.process_task[process]
@@ -498,9 +573,14 @@ def _send(run: Run, process: int, direction: int, ready: int) -> None:
 @compiled
 def _join_streams(run: Run, process: int) -> None:
     """The tasks of the compute and the communication stream have ended."""
-    end = clock_of(run, _end_row(run, run.process_action[process]))
-    copy(end, clock_of(run, run.process_compute[process]), run.members)
-    raise_to(end, clock_of(run, run.process_communication[process]), run.members)
+    action = run.process_action[process]
+    end, base = clock_of(run, _end_row(run, action)), run.action_base[action]
+    copy(end, clock_of(run, _start_row(run, action)), run.members)
+    for row in (run.process_compute[process], run.process_communication[process]):
+        if is_short(run, row):
+            raise_shifted(end, ticks_of(run, row), base, run.members)
+        else:
+            raise_to(end, clock_of(run, row), run.members)
 
 
 @compiled
@@ -515,7 +595,11 @@ def _ending(run: Run, process: int) -> bool:
         if run.task_kind[run.code_first[code] + number] == SHARDING:
             if _waits_for(run, process, first + number):
                 return False
-            raise_to(clock_of(run, end), clock_of(run, first + number), run.members)
+            if is_short(run, first + number):
+                ticks = ticks_of(run, first + number)
+                raise_shifted(clock_of(run, end), ticks, run.action_base[action], run.members)
+            else:
+                raise_to(clock_of(run, end), clock_of(run, first + number), run.members)
         run.process_at[process] += 1
     copy(clock_of(run, _free_row(run, action)), clock_of(run, end), run.members)
     if run.code_posts_forward[code] == 1:
@@ -569,7 +653,10 @@ def go_beside(run: Run, task: int, process: int) -> None:
         if before >= 0:
             if _waits_for(run, actor, before):
                 return
-            raise_to(clock_of(run, task), clock_of(run, before), run.members)
+            if is_short(run, task):
+                raise_to(ticks_of(run, task), ticks_of(run, before), run.members)
+            else:
+                raise_to(clock_of(run, task), clock_of(run, before), run.members)
         run.actor_stage[actor] = IDLE
         ended = begin_transfer(run, actor, task, row, microbatch)
     else:
