@@ -24,6 +24,7 @@ from moesim.simulator.engine.compiled.state import (
     SEQUENCE,
     SERVING_LAYOUT,
     STEP_LAYOUT,
+    TOO_LONG,
     ArrayLayout,
 )
 from moesim.simulator.engine.program import NS
@@ -389,6 +390,81 @@ def fetch_row(run: Run, address: int, microbatch: int, width: int) -> None:
     first = address + microbatch * run.members * width
     for line in range((run.members * width + 63) // 64):
         prefetch(ints_at(first + 64 * line))
+
+
+# -- ends of tasks -------------------------------------------------------------------------------
+
+
+@compiled
+def check_ticks(run: Run, bits: int) -> None:
+    """Stop the run where 32 bits did not suffice."""
+    if bits < 0 or bits > MOST_TICKS:
+        run.counters[ERROR] = TOO_LONG
+
+
+@compiled
+def payloads(run: Run, row: int, microbatch: int) -> Vector:
+    """Nanoseconds of the payload of each member, alone on its links: from memory, or worked out (eq. E2)."""
+    if run.task_member[row] != 0:
+        return row_of(ints_at(run.task_member[row]), microbatch, run.members)
+    at = microbatch % run.task_load_rows[row]
+    load = row_of(floats_at(run.task_load[row]), at, run.members)
+    node_load = row_of(floats_at(run.task_node_load[row]), at, run.members)
+    nic_s, scale_up_s, ends, seconds = (
+        run.task_nic_s[row],
+        run.task_scale_up_s[row],
+        run.durations,
+        floats_at(run.durations),
+    )
+    for m in range(run.members):
+        seconds[m] = max(nic_s * node_load[m], scale_up_s * load[m]) * NS + ROUNDING
+    for m in range(run.members):
+        ends[m] -= ROUNDED
+    return ends
+
+
+@compiled
+def durations(run: Run, row: int, microbatch: int) -> Vector:
+    """Nanoseconds of the members in a task at a row of the template tables: from memory, or worked out."""
+    if run.task_rows[row] != 0:
+        return row_of(ints_at(run.task_rows[row]), microbatch, run.members)
+    fixed_s, row_s, cv = run.task_fixed_s[row], run.task_row_s[row], run.task_cv[row]
+    load, draws, clock = run.task_received[row], run.task_draws[row], run.task_clock[row]
+    phase_row(run.durations, fixed_s, row_s, load, draws, clock, cv, microbatch, run.members)
+    return run.durations
+
+
+@compiled
+def set_end(run: Run, task: int, base: int, first: int, deps: int, last: int, own: Vector) -> None:
+    """End of a task: the latest of row `base` and the tasks that it depends on, plus its own duration."""
+    clock, start, members = clock_of(run, task), clock_of(run, base), run.members
+    if last == deps or (last == deps + 1 and first + run.task_deps[deps] == base):
+        sum_of(clock, start, own, members)
+    elif last == deps + 1:
+        later_plus(clock, start, clock_of(run, first + run.task_deps[deps]), own, members)
+    else:
+        copy(clock, start, members)
+        for n in range(deps, last):
+            raise_to(clock, clock_of(run, first + run.task_deps[n]), members)
+        add(clock, own, members)
+
+
+@compiled
+def set_short_end(
+    run: Run, process: int, task: int, base: int, first: int, deps: int, last: int, own: Vector
+) -> None:
+    """`set_end` in 32 bits, from the base of the action."""
+    end, members = ticks_of(run, task), run.members
+    start = ticks_of(run, base) if is_short(run, base) else row_of(run.short_starts, process, members)
+    if last <= deps + 1:
+        other = start if last == deps else ticks_of(run, first + run.task_deps[deps])
+        check_ticks(run, short_sum(end, start, other, own, members))
+    else:
+        copy(end, start, members)
+        for n in range(deps, last - 1):
+            raise_to(end, ticks_of(run, first + run.task_deps[n]), members)
+        other = ticks_of(run, first + run.task_deps[last - 1])
+        check_ticks(run, short_sum(end, end, other, own, members))
 
 
 # -- the queue of events ---------------------------------------------------------------------------

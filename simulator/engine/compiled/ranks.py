@@ -11,37 +11,33 @@ from moesim.simulator.engine.compiled.memory import (
     BESIDE_ENDED,
     INPUT,
     LAUNCH,
-    MOST_TICKS,
     RESUME,
-    ROUNDED,
-    ROUNDING,
     SENT,
     START,
     Run,
     Vector,
-    add,
     after,
     arrival_of,
+    check_ticks,
     clock_of,
     compiled,
     copy,
     copy_shifted,
+    durations,
     fetch_row,
     first_with,
     floats_at,
-    ints_at,
     is_short,
     largest,
-    later_plus,
     least,
-    phase_row,
+    payloads,
     raise_shifted,
     raise_to,
     row_of,
     schedule,
-    short_sum,
+    set_end,
+    set_short_end,
     shorten,
-    sum_of,
     ticks_of,
     total_of,
 )
@@ -61,10 +57,8 @@ from moesim.simulator.engine.compiled.state import (
     SHARDING,
     SLOTS_FULL,
     TASKS,
-    TOO_LONG,
     TRANSFER,
 )
-from moesim.simulator.engine.program import NS
 
 # -- transfers and sends ---------------------------------------------------------------------------
 
@@ -192,7 +186,7 @@ def _end_transfer(run: Run, actor: int, row: int, microbatch: int) -> None:
     run.actor_stage[actor] = IDLE
     run.finishes[task] = now
     alone = floats_at(run.task_payload[row])[microbatch]
-    ends = _payloads(run, row, microbatch)
+    ends = payloads(run, row, microbatch)
     if now - begin != int(np.rint(alone)):  # other flows shared its links: stretch every member alike
         stretch, stretched = (now - begin) / alone, run.durations
         for m in range(run.members):
@@ -200,37 +194,9 @@ def _end_transfer(run: Run, actor: int, row: int, microbatch: int) -> None:
         ends = stretched
     if is_short(run, task):
         base = run.action_base[_action_of(run, actor)]
-        _check_ticks(run, shorten(ticks_of(run, task), ends, begin - base, run.members))
+        check_ticks(run, shorten(ticks_of(run, task), ends, begin - base, run.members))
     else:
         copy_shifted(clock_of(run, task), ends, begin, run.members)
-
-
-@compiled
-def _check_ticks(run: Run, bits: int) -> None:
-    """Stop the run where 32 bits did not suffice."""
-    if bits < 0 or bits > MOST_TICKS:
-        run.counters[ERROR] = TOO_LONG
-
-
-@compiled
-def _payloads(run: Run, row: int, microbatch: int) -> Vector:
-    """Nanoseconds of the payload of each member, alone on its links: from memory, or worked out (eq. E2)."""
-    if run.task_member[row] != 0:
-        return row_of(ints_at(run.task_member[row]), microbatch, run.members)
-    at = microbatch % run.task_load_rows[row]
-    load = row_of(floats_at(run.task_load[row]), at, run.members)
-    node_load = row_of(floats_at(run.task_node_load[row]), at, run.members)
-    nic_s, scale_up_s, ends, seconds = (
-        run.task_nic_s[row],
-        run.task_scale_up_s[row],
-        run.durations,
-        floats_at(run.durations),
-    )
-    for m in range(run.members):
-        seconds[m] = max(nic_s * node_load[m], scale_up_s * load[m]) * NS + ROUNDING
-    for m in range(run.members):
-        ends[m] -= ROUNDED
-    return ends
 
 
 @compiled
@@ -431,7 +397,7 @@ def _inputs(run: Run, process: int) -> bool:
         first = clock_of(run, start)
         base = least(first, run.members)
         run.action_base[action] = base
-        _check_ticks(run, shorten(row_of(run.short_starts, process, run.members), first, -base, run.members))
+        check_ticks(run, shorten(row_of(run.short_starts, process, run.members), first, -base, run.members))
     run.process_compute[process] = start
     run.process_communication[process] = start
     run.process_sharding[process] = -1
@@ -483,11 +449,11 @@ def _task(run: Run, process: int) -> bool:
             fetch_row(run, run.task_rows[row + 1], later, 8)
         elif run.task_draws[row + 1] != 0:
             fetch_row(run, run.task_draws[row + 1], later, 4)
-    own = _durations(run, row, microbatch)
+    own = durations(run, row, microbatch)
     if run.clock_first > 0:
-        _set_short_end(run, process, task, base, first, deps, last, own)
+        set_short_end(run, process, task, base, first, deps, last, own)
     else:
-        _set_end(run, task, base, first, deps, last, own)
+        set_end(run, task, base, first, deps, last, own)
     if kind == COMPUTE:
         run.process_compute[process] = task
     elif kind == SHARDING:
@@ -496,50 +462,6 @@ def _task(run: Run, process: int) -> bool:
         run.process_state[process] = TRANSFER
         return begin_transfer(run, process, task, row, microbatch)
     return _left(run, process)
-
-
-@compiled
-def _durations(run: Run, row: int, microbatch: int) -> Vector:
-    """Nanoseconds of the members in a task at a row of the template tables: from memory, or worked out."""
-    if run.task_rows[row] != 0:
-        return row_of(ints_at(run.task_rows[row]), microbatch, run.members)
-    fixed_s, row_s, cv = run.task_fixed_s[row], run.task_row_s[row], run.task_cv[row]
-    load, draws, clock = run.task_received[row], run.task_draws[row], run.task_clock[row]
-    phase_row(run.durations, fixed_s, row_s, load, draws, clock, cv, microbatch, run.members)
-    return run.durations
-
-
-@compiled
-def _set_end(run: Run, task: int, base: int, first: int, deps: int, last: int, own: Vector) -> None:
-    """End of a task: the latest of row `base` and the tasks that it depends on, plus its own duration."""
-    clock, start, members = clock_of(run, task), clock_of(run, base), run.members
-    if last == deps or (last == deps + 1 and first + run.task_deps[deps] == base):
-        sum_of(clock, start, own, members)
-    elif last == deps + 1:
-        later_plus(clock, start, clock_of(run, first + run.task_deps[deps]), own, members)
-    else:
-        copy(clock, start, members)
-        for n in range(deps, last):
-            raise_to(clock, clock_of(run, first + run.task_deps[n]), members)
-        add(clock, own, members)
-
-
-@compiled
-def _set_short_end(
-    run: Run, process: int, task: int, base: int, first: int, deps: int, last: int, own: Vector
-) -> None:
-    """`_set_end` in 32 bits, from the base of the action."""
-    end, members = ticks_of(run, task), run.members
-    start = ticks_of(run, base) if is_short(run, base) else row_of(run.short_starts, process, members)
-    if last <= deps + 1:
-        other = start if last == deps else ticks_of(run, first + run.task_deps[deps])
-        _check_ticks(run, short_sum(end, start, other, own, members))
-    else:
-        copy(end, start, members)
-        for n in range(deps, last - 1):
-            raise_to(end, ticks_of(run, first + run.task_deps[n]), members)
-        other = ticks_of(run, first + run.task_deps[last - 1])
-        _check_ticks(run, short_sum(end, end, other, own, members))
 
 
 @compiled
