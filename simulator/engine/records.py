@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.cost import formulas
@@ -31,6 +32,39 @@ class Barriers(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ShortTimes:
+    """Times in nanoseconds [rows, members] that take 32 bits each, read like an array of 64-bit ones.
+
+    `ticks` [rows, members] counts from `base` [rows].
+    """
+
+    ticks: NDArray[np.int32]
+    base: IntArray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows and members."""
+        return self.ticks.shape
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.ticks)
+
+    def __getitem__(self, key: Any) -> Any:
+        """The times at an index of rows, or of rows and members."""
+        ticks, base = self.ticks[key], self.base[key[0] if isinstance(key, tuple) else key]
+        missing = np.ndim(ticks) - np.ndim(base)
+        return ticks + (base.reshape(*base.shape, *(1,) * missing) if missing > 0 else base)
+
+    def take(
+        self, rows: IntArray, axis: int = 0, out: IntArray | None = None, mode: str = "raise"
+    ) -> IntArray:
+        """The times of some rows, into `out` where it is given."""
+        assert axis == 0 and mode in ("raise", "clip")
+        return np.add(self.ticks.take(rows, axis=0), self.base.take(rows)[:, None], out=out)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class RecordedTimes:
     """Times of all actions and tasks of a group in nanoseconds, in the order of its `ActionTable`.
 
@@ -45,6 +79,7 @@ class RecordedTimes:
     end: IntArray
     free: IntArray
     ends: IntArray
+    """An array, or `ShortTimes`, which reads like one."""
     begins: IntArray
     finishes: IntArray
     barriers: Barriers | None = None

@@ -142,7 +142,10 @@ def summarise(step: ExecutedStep) -> Result:
         "schema_version": SCHEMA_VERSION,
     }
     result = Result.of(now, _later(step) | {"energy": energy})
-    return result if prepared.whole is None else result.completed()
+    if prepared.whole is None:
+        return result
+    _ = result.full  # first: it reads durations, of which the other fields need only figures
+    return result.completed()
 
 
 def _later(step: ExecutedStep) -> dict[str, Callable[[], Any]]:

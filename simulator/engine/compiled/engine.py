@@ -11,6 +11,8 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.files import cache_folder
 from moesim.simulator.engine.compiled.loader import (
@@ -45,6 +47,7 @@ from moesim.simulator.engine.records import (
     Execution,
     RecordedTimes,
     SendRecord,
+    ShortTimes,
     end_of_step,
     free_by_rank,
 )
@@ -105,12 +108,18 @@ def _times(lowered: LoweredStep, state: RunState, group: int) -> RecordedTimes:
     actions, tasks, ranks = sizes.actions, sizes.tasks, sizes.ranks
     first, last = tables.process_first[group * ranks], tables.process_first[(group + 1) * ranks]
     begin, end = tables.action_first_task[first], tables.action_first_task[last]
-    starts, ends, frees = (state.clock[tasks + n * actions : tasks + (n + 1) * actions] for n in range(3))
+    short = len(state.ticks) > 0
+    rows = state.clock if short else state.clock[tasks:]
+    starts, ends, frees = (rows[n * actions : (n + 1) * actions] for n in range(3))
+    task_ends: Any = state.clock[begin:end]
+    if short:
+        counts = np.diff(tables.action_first_task[first : last + 1])
+        task_ends = ShortTimes(state.ticks[begin:end], np.repeat(state.action_base[first:last], counts))
     return RecordedTimes(
         starts[first:last],
         ends[first:last],
         frees[first:last],
-        state.clock[begin:end],
+        task_ends,
         state.begins[begin:end],
         state.finishes[begin:end],
         Barriers(state.last_member[begin:end], state.ready_total[begin:end]),

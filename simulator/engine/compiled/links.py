@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moesim.simulator.engine.compiled.memory import ARRIVED, DEADLINE, Run, Vector, after, compiled, row_of
+from moesim.simulator.engine.compiled.memory import ARRIVED, DEADLINE, Run, after, compiled
 from moesim.simulator.engine.compiled.state import (
     DEAD_LINK,
     ERROR,
@@ -211,6 +211,7 @@ def _join(run: Run, flow: int) -> bool:
     """Put a flow on its links; return whether one of them is tight."""
     links, amounts, carried = run.pool_links, run.pool_bytes, run.link_bytes
     loads, counts, users, most = run.link_load, run.link_count, run.link_users, run.most_users
+    count = run.links
     units, alone, offered, owned = run.unit, run.flow_alone[flow], run.pool_offered, run.flow_slot[flow] >= 0
     first = run.flow_links[flow]
     tight = False
@@ -221,7 +222,7 @@ def _join(run: Run, flow: int) -> bool:
         if at >= most:
             run.counters[ERROR] = USERS_FULL
             return False
-        users[link * most + at] = flow
+        users[at * count + link] = flow
         counts[link] = at + 1
         part = _offered(amount, units[link], alone)
         if owned:  # nobody else has this row of the pool
@@ -243,7 +244,7 @@ def end_flow(run: Run, flow: int) -> None:
     """The last byte of a flow has arrived: take it off its links and solve the flows that it slowed."""
     run.flow_remaining[flow] = 0.0
     links, amounts, loads, units = run.pool_links, run.pool_bytes, run.link_load, run.unit
-    counts, users, most = run.link_count, run.link_users, run.most_users
+    counts = run.link_count
     alone, offered, owned = run.flow_alone[flow], run.pool_offered, run.flow_slot[flow] >= 0
     first = run.flow_links[flow]
     freed = 0
@@ -256,7 +257,7 @@ def end_flow(run: Run, flow: int) -> None:
         last = counts[link] - 1
         counts[link] = last
         if last > 0:
-            _take_off(row_of(users, link, most), last, flow)
+            _take_off(run, link, last, flow)
     slot = run.flow_slot[flow]
     if slot >= 0:
         run.slots[run.counters[FREE_SLOTS]] = slot
@@ -268,13 +269,15 @@ def end_flow(run: Run, flow: int) -> None:
 
 
 @compiled
-def _take_off(users: Vector, last: int, flow: int) -> None:
+def _take_off(run: Run, link: int, last: int, flow: int) -> None:
     """Remove a flow from the users of a link, which keep their order; `last`: the last taken place."""
-    at = 0
+    users, step = run.link_users, run.links
+    at, end = link, link + last * step
     while users[at] != flow:
-        at += 1
-    for n in range(at, last):
-        users[n] = users[n + 1]
+        at += step
+    while at < end:
+        users[at] = users[at + step]
+        at += step
 
 
 @compiled
@@ -294,7 +297,7 @@ def _solve_freed(run: Run, freed: int) -> None:
     for n in range(freed):
         link = run.freed[n]
         for at in range(run.link_count[link]):
-            user = run.link_users[link * run.most_users + at]
+            user = run.link_users[at * run.links + link]
             if run.flow_seen[user] != seen:
                 count = _coupled_to_flow(run, user)
                 for i in range(count):
@@ -327,7 +330,7 @@ def _gather_users(run: Run, link: int, count: int) -> int:
     stamp = run.counters[STAMP]
     run.link_stamp[link] = stamp
     for at in range(run.link_count[link]):
-        user = run.link_users[link * run.most_users + at]
+        user = run.link_users[at * run.links + link]
         if run.flow_stamp[user] != stamp:
             run.flow_stamp[user] = stamp
             if count >= run.most_coupled:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -253,11 +253,10 @@ class _Lowering:
         demands, patterns, parts = self.demands, self.patterns, self.parts
         formulas = np.concatenate([np.zeros((3, 0)), *(part.numbers for part in parts)], axis=1)
         arrays = np.concatenate([np.zeros((3, 0), np.int64), *(part.addresses for part in parts)], axis=1)
-        # The entries of a pattern link by link; those of one link keep their order, and so does their sum.
-        by_link = [(p, np.argsort(p.entry_link, kind="stable")) for p in patterns]
-        counts = _ints([np.bincount(p.entry_link, minlength=len(p.links)) for p in patterns])
-        pairs = [(p, p.entry_pair[order]) for p, order in by_link]
-        sources = [p.loaded[pair] + members * (pair >= p.outer_pairs) for p, pair in pairs]
+        shapes: dict[tuple[bytes, ...], PatternEntries] = {}
+        shape_of = [_entries(pattern, members, shapes) for pattern in patterns]
+        first_row = _starts([len(entries.counts) for entries in shapes.values()])
+        row_of = {id(entries): row for entries, row in zip(shapes.values(), first_row.tolist(), strict=False)}
         return columns | {
             "code_first": _starts([len(part.side) for part in parts]),
             "task_dep_first": _starts(_ints([part.dep_count for part in parts])),
@@ -273,10 +272,40 @@ class _Lowering:
             "demand_bytes": _floats([demand.bytes for demand in demands]),
             "pattern_first_link": _starts([len(pattern.links) for pattern in patterns]),
             "pattern_links": _ints([pattern.links for pattern in patterns]),
-            "pattern_link_first": _starts(counts.tolist()),
-            "pattern_source": _ints(sources),
-            "pattern_share": _floats([p.entry_share[order] for p, order in by_link]),
+            "pattern_row": np.array([row_of[id(entries)] for entries in shape_of], dtype=np.int64),
+            "pattern_link_first": _starts(_ints([entries.counts for entries in shapes.values()])),
+            "pattern_source": _ints([entries.source for entries in shapes.values()]),
+            "pattern_share": _floats([entries.share for entries in shapes.values()]),
         }
+
+
+class PatternEntries(NamedTuple):
+    """The entries of a pattern link by link: their number on each link, and the source and share of each."""
+
+    counts: IntArray
+    source: IntArray
+    share: FloatArray
+
+
+def _entries(
+    pattern: ExchangePattern, members: int, shapes: dict[tuple[bytes, ...], PatternEntries]
+) -> PatternEntries:
+    """The entries of a pattern, which it shares with those that differ only in the numbers of their links."""
+    arrays = pattern.entry_link, pattern.entry_pair, pattern.entry_share, pattern.loaded
+    key = (
+        *(array.tobytes() for array in arrays),
+        bytes(str((pattern.outer_pairs, len(pattern.links))), "ascii"),
+    )
+    if key not in shapes:
+        # Those of one link keep their order, and so does their sum.
+        order = np.argsort(pattern.entry_link, kind="stable")
+        pair = pattern.entry_pair[order]
+        shapes[key] = PatternEntries(
+            np.bincount(pattern.entry_link, minlength=len(pattern.links)),
+            pattern.loaded[pair] + members * (pair >= pattern.outer_pairs),
+            pattern.entry_share[order],
+        )
+    return shapes[key]
 
 
 def _starts(counts: Sequence[int] | IntArray) -> IntArray:

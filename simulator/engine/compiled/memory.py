@@ -24,6 +24,7 @@ from moesim.simulator.engine.compiled.state import (
     SEQUENCE,
     SERVING_LAYOUT,
     STEP_LAYOUT,
+    TOO_LONG,
     ArrayLayout,
 )
 from moesim.simulator.engine.program import NS
@@ -64,14 +65,19 @@ class VectorType(types.Type):
     """The address of a vector of numbers."""
 
     def __init__(self, element: Any) -> None:
-        """`element`: int64, float64 or float32."""
+        """`element`: int64, int32, float64 or float32."""
         super().__init__(name=f"Vector({element})")
         self.element = element
 
 
 RUN, SERVING = RunType(STEP_LAYOUT), RunType(SERVING_LAYOUT)
-INTS, REALS = VectorType(types.int64), VectorType(types.float64)
-_LLVM = {types.int64: ir.IntType(64), types.float64: ir.DoubleType(), types.float32: ir.FloatType()}
+INTS, REALS, SHORTS = VectorType(types.int64), VectorType(types.float64), VectorType(types.int32)
+_LLVM = {
+    types.int64: ir.IntType(64),
+    types.int32: ir.IntType(32),
+    types.float64: ir.DoubleType(),
+    types.float32: ir.FloatType(),
+}
 
 
 @register_model(RunType)
@@ -101,6 +107,8 @@ class _Fields(AttributeTemplate):
         layout = typ.layout
         if attr in layout.sizes:
             return types.int64
+        if attr in layout.shorts:
+            return SHORTS
         return (REALS if attr in layout.floats else INTS) if attr in layout.fields else None
 
 
@@ -166,7 +174,8 @@ singles_at = _typed(VectorType(types.float32))
 def _row_of(_: Any, vector: Any, row: Any, width: Any) -> Any:
     def generate(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
         address, row, width = arguments
-        offset = builder.mul(builder.mul(row, width), ir.Constant(ir.IntType(64), 8))
+        bytes_each = 4 if sig.args[0].element in (types.int32, types.float32) else 8
+        offset = builder.mul(builder.mul(row, width), ir.Constant(ir.IntType(64), bytes_each))
         return builder.add(address, offset)
 
     return vector(vector, types.int64, types.int64), generate
@@ -197,8 +206,20 @@ prefetch: Any = intrinsic(_prefetch)
 
 @compiled
 def clock_of(run: Run, row: int) -> Vector:
-    """The members' clocks in a row of `RunState.clock`."""
-    return row_of(run.clock, row, run.members)
+    """The members' clocks in a row of 64-bit numbers."""
+    return row_of(run.clock, row - run.clock_first, run.members)
+
+
+@compiled
+def ticks_of(run: Run, row: int) -> Vector:
+    """The ends of a task in 32 bits, from the base of its action."""
+    return row_of(run.ticks, row, run.members)
+
+
+@compiled
+def is_short(run: Run, row: int) -> bool:
+    """Whether a row of the clock is the ends of a task in 32 bits."""
+    return row < run.clock_first
 
 
 @compiled
@@ -250,11 +271,49 @@ def later_plus(to: Vector, one: Vector, other: Vector, added: Vector, count: int
 
 
 @compiled
+def shorten(to: Vector, source: Vector, shift: int, count: int) -> int:
+    """Write a vector plus an amount in 32 bits; the result is beyond `MOST_TICKS` if a number was."""
+    bits = 0
+    for m in range(count):
+        value = source[m] + shift
+        bits |= value
+        to[m] = np.int32(value)
+    return bits
+
+
+@compiled
+def short_sum(to: Vector, one: Vector, other: Vector, added: Vector, count: int) -> int:
+    """`later_plus` of 32-bit vectors and durations; the result is beyond `MOST_TICKS` if a number was."""
+    bits = 0
+    for m in range(count):
+        value = np.int64(max(one[m], other[m])) + added[m]
+        bits |= value
+        to[m] = np.int32(value)
+    return bits
+
+
+@compiled
+def raise_shifted(to: Vector, other: Vector, amount: int, count: int) -> None:
+    """Elementwise maximum of a vector and of another to which an amount is added, into the first."""
+    for m in range(count):
+        to[m] = max(to[m], other[m] + amount)
+
+
+@compiled
 def largest(source: Vector, count: int) -> int:
     """The largest number of a vector."""
     result = source[0]
     for m in range(1, count):
         result = max(result, source[m])
+    return result
+
+
+@compiled
+def least(source: Vector, count: int) -> int:
+    """The smallest number of a vector."""
+    result = source[0]
+    for m in range(1, count):
+        result = min(result, source[m])
     return result
 
 
@@ -278,6 +337,8 @@ def first_with(source: Vector, value: int) -> int:
 
 # -- durations -------------------------------------------------------------------------------------
 
+MOST_TICKS = (1 << 31) - 1
+"""Latest end of a task in 32 bits, in ns from the base of its action."""
 ROUNDING = 1.5 * 2.0**52
 """Added to a number of at most 2^51, it leaves the nearest whole number in the last 51 bits."""
 ROUNDED = int(np.float64(ROUNDING).view(np.int64))
@@ -329,6 +390,81 @@ def fetch_row(run: Run, address: int, microbatch: int, width: int) -> None:
     first = address + microbatch * run.members * width
     for line in range((run.members * width + 63) // 64):
         prefetch(ints_at(first + 64 * line))
+
+
+# -- ends of tasks -------------------------------------------------------------------------------
+
+
+@compiled
+def check_ticks(run: Run, bits: int) -> None:
+    """Stop the run where 32 bits did not suffice."""
+    if bits < 0 or bits > MOST_TICKS:
+        run.counters[ERROR] = TOO_LONG
+
+
+@compiled
+def payloads(run: Run, row: int, microbatch: int) -> Vector:
+    """Nanoseconds of the payload of each member, alone on its links: from memory, or worked out (eq. E2)."""
+    if run.task_member[row] != 0:
+        return row_of(ints_at(run.task_member[row]), microbatch, run.members)
+    at = microbatch % run.task_load_rows[row]
+    load = row_of(floats_at(run.task_load[row]), at, run.members)
+    node_load = row_of(floats_at(run.task_node_load[row]), at, run.members)
+    nic_s, scale_up_s, ends, seconds = (
+        run.task_nic_s[row],
+        run.task_scale_up_s[row],
+        run.durations,
+        floats_at(run.durations),
+    )
+    for m in range(run.members):
+        seconds[m] = max(nic_s * node_load[m], scale_up_s * load[m]) * NS + ROUNDING
+    for m in range(run.members):
+        ends[m] -= ROUNDED
+    return ends
+
+
+@compiled
+def durations(run: Run, row: int, microbatch: int) -> Vector:
+    """Nanoseconds of the members in a task at a row of the template tables: from memory, or worked out."""
+    if run.task_rows[row] != 0:
+        return row_of(ints_at(run.task_rows[row]), microbatch, run.members)
+    fixed_s, row_s, cv = run.task_fixed_s[row], run.task_row_s[row], run.task_cv[row]
+    load, draws, clock = run.task_received[row], run.task_draws[row], run.task_clock[row]
+    phase_row(run.durations, fixed_s, row_s, load, draws, clock, cv, microbatch, run.members)
+    return run.durations
+
+
+@compiled
+def set_end(run: Run, task: int, base: int, first: int, deps: int, last: int, own: Vector) -> None:
+    """End of a task: the latest of row `base` and the tasks that it depends on, plus its own duration."""
+    clock, start, members = clock_of(run, task), clock_of(run, base), run.members
+    if last == deps or (last == deps + 1 and first + run.task_deps[deps] == base):
+        sum_of(clock, start, own, members)
+    elif last == deps + 1:
+        later_plus(clock, start, clock_of(run, first + run.task_deps[deps]), own, members)
+    else:
+        copy(clock, start, members)
+        for n in range(deps, last):
+            raise_to(clock, clock_of(run, first + run.task_deps[n]), members)
+        add(clock, own, members)
+
+
+@compiled
+def set_short_end(
+    run: Run, process: int, task: int, base: int, first: int, deps: int, last: int, own: Vector
+) -> None:
+    """`set_end` in 32 bits, from the base of the action."""
+    end, members = ticks_of(run, task), run.members
+    start = ticks_of(run, base) if is_short(run, base) else row_of(run.short_starts, process, members)
+    if last <= deps + 1:
+        other = start if last == deps else ticks_of(run, first + run.task_deps[deps])
+        check_ticks(run, short_sum(end, start, other, own, members))
+    else:
+        copy(end, start, members)
+        for n in range(deps, last - 1):
+            raise_to(end, ticks_of(run, first + run.task_deps[n]), members)
+        other = ticks_of(run, first + run.task_deps[last - 1])
+        check_ticks(run, short_sum(end, end, other, own, members))
 
 
 # -- the queue of events ---------------------------------------------------------------------------

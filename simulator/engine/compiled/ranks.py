@@ -12,30 +12,33 @@ from moesim.simulator.engine.compiled.memory import (
     INPUT,
     LAUNCH,
     RESUME,
-    ROUNDED,
-    ROUNDING,
     SENT,
     START,
     Run,
     Vector,
-    add,
     after,
     arrival_of,
+    check_ticks,
     clock_of,
     compiled,
     copy,
     copy_shifted,
+    durations,
     fetch_row,
     first_with,
     floats_at,
-    ints_at,
+    is_short,
     largest,
-    later_plus,
-    phase_row,
+    least,
+    payloads,
+    raise_shifted,
     raise_to,
     row_of,
     schedule,
-    sum_of,
+    set_end,
+    set_short_end,
+    shorten,
+    ticks_of,
     total_of,
 )
 from moesim.simulator.engine.compiled.state import (
@@ -56,7 +59,6 @@ from moesim.simulator.engine.compiled.state import (
     TASKS,
     TRANSFER,
 )
-from moesim.simulator.engine.program import NS
 
 # -- transfers and sends ---------------------------------------------------------------------------
 
@@ -72,11 +74,11 @@ def begin_transfer(run: Run, actor: int, task: int, row: int, microbatch: int) -
     `task`: number of the task in the step; `row`: its row in the template tables. All members wait for the
     slowest one, then for the launch.
     """
-    ready = clock_of(run, task)
-    meet = largest(ready, run.members)
-    run.begins[task] = meet
-    run.last_member[task] = first_with(ready, meet)
-    run.ready_total[task] = total_of(ready, run.members)
+    if is_short(run, task):
+        base = run.action_base[_action_of(run, actor)]
+        meet = _note_ready(run, task, ticks_of(run, task), base)
+    else:
+        meet = _note_ready(run, task, clock_of(run, task), 0)
     run.actor_task[actor] = task
     if run.task_member[row] != 0:
         fetch_row(run, run.task_member[row], microbatch, 8)
@@ -88,6 +90,23 @@ def begin_transfer(run: Run, actor: int, task: int, row: int, microbatch: int) -
         after(run, wait, RESUME, actor, 0)
         return False
     return _begin_payload(run, actor, row, microbatch)
+
+
+@compiled
+def _note_ready(run: Run, task: int, ready: Vector, base: int) -> int:
+    """Write down how the members reached a barrier; return when the last one did."""
+    most = largest(ready, run.members)
+    run.begins[task] = most + base
+    run.last_member[task] = first_with(ready, most)
+    run.ready_total[task] = total_of(ready, run.members) + base * run.members
+    return most + base
+
+
+@compiled
+def _action_of(run: Run, actor: int) -> int:
+    """The action whose transfer an actor runs."""
+    processes = run.groups * run.ranks
+    return run.process_action[actor if actor < processes else run.beside_owner[actor - processes]]
 
 
 @compiled
@@ -131,29 +150,30 @@ def _begin_payload(run: Run, actor: int, row: int, microbatch: int) -> bool:
 
 
 @compiled
-def _exchange(run: Run, slot: int, row: int, microbatch: int) -> tuple[int, int]:
+def _exchange(run: Run, slot: int, task_row: int, microbatch: int) -> tuple[int, int]:
     """Write the links and bytes of an exchange of routed rows into a slot; return (first, number of links).
 
     The arithmetic of `ExchangePattern.demand` (docs/model.md, eq. G1); links without bytes are dropped.
     """
-    pattern = run.task_pattern[row]
-    at = microbatch % run.task_load_rows[row]
-    load = row_of(floats_at(run.task_load[row]), at, run.members)
-    node_load = row_of(floats_at(run.task_node_load[row]), at, run.members)
+    pattern = run.task_pattern[task_row]
+    at = microbatch % run.task_load_rows[task_row]
+    load = row_of(floats_at(run.task_load[task_row]), at, run.members)
+    node_load = row_of(floats_at(run.task_node_load[task_row]), at, run.members)
     received = run.received
     for m in range(run.members):
-        received[m] = run.task_nic_bytes[row] * node_load[m]
-        received[run.members + m] = run.task_scale_up_bytes[row] * load[m]
+        received[m] = run.task_nic_bytes[task_row] * node_load[m]
+        received[run.members + m] = run.task_scale_up_bytes[task_row] * load[m]
     first = run.constant_entries + slot * run.widest
     links, amounts, shares, sources = run.pool_links, run.pool_bytes, run.pattern_share, run.pattern_source
     bounds, named = run.pattern_link_first, run.pattern_links
-    width = 0
-    for n in range(run.pattern_first_link[pattern], run.pattern_first_link[pattern + 1]):
-        amount = 0.0
-        for e in range(bounds[n], bounds[n + 1]):
+    width, row, link = 0, run.pattern_row[pattern], run.pattern_first_link[pattern]
+    end = bounds[row]
+    for n in range(run.pattern_first_link[pattern + 1] - link):
+        amount, begin, end = 0.0, end, bounds[row + n + 1]
+        for e in range(begin, end):
             amount += shares[e] * received[sources[e]]
         if amount > 0.0:
-            links[first + width] = named[n]
+            links[first + width] = named[link + n]
             amounts[first + width] = amount
             width += 1
     return first, width
@@ -166,34 +186,17 @@ def _end_transfer(run: Run, actor: int, row: int, microbatch: int) -> None:
     run.actor_stage[actor] = IDLE
     run.finishes[task] = now
     alone = floats_at(run.task_payload[row])[microbatch]
-    ends, clock = _payloads(run, row, microbatch), clock_of(run, task)
+    ends = payloads(run, row, microbatch)
     if now - begin != int(np.rint(alone)):  # other flows shared its links: stretch every member alike
-        stretch = (now - begin) / alone
+        stretch, stretched = (now - begin) / alone, run.durations
         for m in range(run.members):
-            clock[m] = int(np.rint(ends[m] * stretch)) + begin
+            stretched[m] = int(np.rint(ends[m] * stretch))
+        ends = stretched
+    if is_short(run, task):
+        base = run.action_base[_action_of(run, actor)]
+        check_ticks(run, shorten(ticks_of(run, task), ends, begin - base, run.members))
     else:
-        copy_shifted(clock, ends, begin, run.members)
-
-
-@compiled
-def _payloads(run: Run, row: int, microbatch: int) -> Vector:
-    """Nanoseconds of the payload of each member, alone on its links: from memory, or worked out (eq. E2)."""
-    if run.task_member[row] != 0:
-        return row_of(ints_at(run.task_member[row]), microbatch, run.members)
-    at = microbatch % run.task_load_rows[row]
-    load = row_of(floats_at(run.task_load[row]), at, run.members)
-    node_load = row_of(floats_at(run.task_node_load[row]), at, run.members)
-    nic_s, scale_up_s, ends, seconds = (
-        run.task_nic_s[row],
-        run.task_scale_up_s[row],
-        run.durations,
-        floats_at(run.durations),
-    )
-    for m in range(run.members):
-        seconds[m] = max(nic_s * node_load[m], scale_up_s * load[m]) * NS + ROUNDING
-    for m in range(run.members):
-        ends[m] -= ROUNDED
-    return ends
+        copy_shifted(clock_of(run, task), ends, begin, run.members)
 
 
 @compiled
@@ -213,13 +216,20 @@ def send(run: Run, process: int, direction: int, stage: int, microbatch: int, re
     if target < 0 or target >= run.stages:
         return -1
     key = key_of(run, group, direction, target, microbatch)
-    receiver = run.rank_of[target * run.microbatches + microbatch]
+    receiver, short = run.rank_of[target * run.microbatches + microbatch], is_short(run, ready)
+    base = run.action_base[run.process_action[process]] if short else 0
     if receiver == rank or not run.sends_take_time:
-        copy(arrival_of(run, key), clock_of(run, ready), run.members)
+        if short:
+            copy_shifted(arrival_of(run, key), ticks_of(run, ready), base, run.members)
+        else:
+            copy(arrival_of(run, key), clock_of(run, ready), run.members)
         _deliver(run, key)
         return -1
-    run.key_ready[key] = ready
-    last = largest(clock_of(run, ready), run.members)
+    run.key_ready[key], run.key_base[key] = ready, base
+    if short:
+        last = largest(ticks_of(run, ready), run.members) + base
+    else:
+        last = largest(clock_of(run, ready), run.members)
     after(run, max(0, last - run.counters[NOW]), LAUNCH, key, process)
     return key
 
@@ -260,13 +270,18 @@ def end_send(run: Run, key: int) -> None:
         run.rank_of[stage * run.microbatches + microbatch],
     )
     pair = _pair(run, group, source, target)
-    ready, arrival = clock_of(run, run.key_ready[key]), arrival_of(run, key)
+    ready, arrival = run.key_ready[key], arrival_of(run, key)
+    if is_short(run, ready):
+        copy_shifted(arrival, ticks_of(run, ready), run.key_base[key], run.members)
+    else:
+        copy(arrival, clock_of(run, ready), run.members)
     if run.pair_slow[pair] == 0:
-        copy_shifted(arrival, ready, took, run.members)
+        for m in range(run.members):
+            arrival[m] += took
     else:
         slow, each = floats_at(run.pair_slow[pair]), took / run.pair_slow_most[pair]
         for m in range(run.members):
-            arrival[m] = ready[m] + int(np.rint(slow[m] * each))
+            arrival[m] += int(np.rint(slow[m] * each))
     _deliver(run, key)
     run.key_sent[key] = 1
     after(run, 0, SENT, key, 0)
@@ -378,6 +393,11 @@ def _inputs(run: Run, process: int) -> bool:
                 return False
             raise_to(clock_of(run, start), arrival_of(run, key), run.members)
         run.process_at[process] += 1
+    if run.clock_first > 0:
+        first = clock_of(run, start)
+        base = least(first, run.members)
+        run.action_base[action] = base
+        check_ticks(run, shorten(row_of(run.short_starts, process, run.members), first, -base, run.members))
     run.process_compute[process] = start
     run.process_communication[process] = start
     run.process_sharding[process] = -1
@@ -429,7 +449,11 @@ def _task(run: Run, process: int) -> bool:
             fetch_row(run, run.task_rows[row + 1], later, 8)
         elif run.task_draws[row + 1] != 0:
             fetch_row(run, run.task_draws[row + 1], later, 4)
-    _set_end(run, task, base, first, deps, last, _durations(run, row, microbatch))
+    own = durations(run, row, microbatch)
+    if run.clock_first > 0:
+        set_short_end(run, process, task, base, first, deps, last, own)
+    else:
+        set_end(run, task, base, first, deps, last, own)
     if kind == COMPUTE:
         run.process_compute[process] = task
     elif kind == SHARDING:
@@ -438,32 +462,6 @@ def _task(run: Run, process: int) -> bool:
         run.process_state[process] = TRANSFER
         return begin_transfer(run, process, task, row, microbatch)
     return _left(run, process)
-
-
-@compiled
-def _durations(run: Run, row: int, microbatch: int) -> Vector:
-    """Nanoseconds of the members in a task at a row of the template tables: from memory, or worked out."""
-    if run.task_rows[row] != 0:
-        return row_of(ints_at(run.task_rows[row]), microbatch, run.members)
-    fixed_s, row_s, cv = run.task_fixed_s[row], run.task_row_s[row], run.task_cv[row]
-    load, draws, clock = run.task_received[row], run.task_draws[row], run.task_clock[row]
-    phase_row(run.durations, fixed_s, row_s, load, draws, clock, cv, microbatch, run.members)
-    return run.durations
-
-
-@compiled
-def _set_end(run: Run, task: int, base: int, first: int, deps: int, last: int, own: Vector) -> None:
-    """End of a task: the latest of row `base` and the tasks that it depends on, plus its own duration."""
-    clock, start, members = clock_of(run, task), clock_of(run, base), run.members
-    if last == deps or (last == deps + 1 and first + run.task_deps[deps] == base):
-        sum_of(clock, start, own, members)
-    elif last == deps + 1:
-        later_plus(clock, start, clock_of(run, first + run.task_deps[deps]), own, members)
-    else:
-        copy(clock, start, members)
-        for n in range(deps, last):
-            raise_to(clock, clock_of(run, first + run.task_deps[n]), members)
-        add(clock, own, members)
 
 
 @compiled
@@ -497,9 +495,14 @@ def _send(run: Run, process: int, direction: int, ready: int) -> None:
 @compiled
 def _join_streams(run: Run, process: int) -> None:
     """The tasks of the compute and the communication stream have ended."""
-    end = clock_of(run, _end_row(run, run.process_action[process]))
-    copy(end, clock_of(run, run.process_compute[process]), run.members)
-    raise_to(end, clock_of(run, run.process_communication[process]), run.members)
+    action = run.process_action[process]
+    end, base = clock_of(run, _end_row(run, action)), run.action_base[action]
+    copy(end, clock_of(run, _start_row(run, action)), run.members)
+    for row in (run.process_compute[process], run.process_communication[process]):
+        if is_short(run, row):
+            raise_shifted(end, ticks_of(run, row), base, run.members)
+        else:
+            raise_to(end, clock_of(run, row), run.members)
 
 
 @compiled
@@ -514,7 +517,11 @@ def _ending(run: Run, process: int) -> bool:
         if run.task_kind[run.code_first[code] + number] == SHARDING:
             if _waits_for(run, process, first + number):
                 return False
-            raise_to(clock_of(run, end), clock_of(run, first + number), run.members)
+            if is_short(run, first + number):
+                ticks = ticks_of(run, first + number)
+                raise_shifted(clock_of(run, end), ticks, run.action_base[action], run.members)
+            else:
+                raise_to(clock_of(run, end), clock_of(run, first + number), run.members)
         run.process_at[process] += 1
     copy(clock_of(run, _free_row(run, action)), clock_of(run, end), run.members)
     if run.code_posts_forward[code] == 1:
@@ -568,7 +575,10 @@ def go_beside(run: Run, task: int, process: int) -> None:
         if before >= 0:
             if _waits_for(run, actor, before):
                 return
-            raise_to(clock_of(run, task), clock_of(run, before), run.members)
+            if is_short(run, task):
+                raise_to(ticks_of(run, task), ticks_of(run, before), run.members)
+            else:
+                raise_to(clock_of(run, task), clock_of(run, before), run.members)
         run.actor_stage[actor] = IDLE
         ended = begin_transfer(run, actor, task, row, microbatch)
     else:

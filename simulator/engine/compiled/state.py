@@ -9,8 +9,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
+
+ShortArray = NDArray[np.int32]
 
 # -- the programs of a step ------------------------------------------------------------------------
 
@@ -51,8 +54,9 @@ class Tables(NamedTuple):
     loop works durations out from the task's `Formula`: `task_fixed_s`, `task_row_s`, `task_cv`, and the
     addresses `task_received` (relative rows), `task_draws` and `task_clock`; where `task_member` is 0, a
     payload from `task_nic_s`, `task_scale_up_s` and both loads. `demand_*`: links and bytes
-    of every constant demand, row by row. `pattern_*`: exchange patterns; link n of all patterns carries
-    entries `pattern_link_first[n]` to `pattern_link_first[n + 1]`, each a share of what a member receives
+    of every constant demand, row by row. `pattern_*`: exchange patterns; link n of pattern p carries
+    entries `pattern_link_first[m]` to `pattern_link_first[m + 1]`, m = `pattern_row[p]` + n (patterns that
+    differ only in the numbers of their links share them), each a share of what a member receives
     over the scale-out hop (source = member) or the scale-up hop (source = members + member). `pair_*` [group,
     source, target]: sends.
     """
@@ -100,6 +104,7 @@ class Tables(NamedTuple):
     demand_bytes: FloatArray
     pattern_first_link: IntArray
     pattern_links: IntArray
+    pattern_row: IntArray
     pattern_link_first: IntArray
     pattern_source: IntArray
     pattern_share: FloatArray
@@ -120,24 +125,25 @@ MOST_BYTES = 64_000_000
 class SpareMemory:
     """One block of integers, handed out again when nothing refers to it any more."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type[np.signedinteger[Any]]) -> None:
         """Nothing is kept before the first run."""
-        self._block: IntArray | None = None
+        self._kind = kind
+        self._block: NDArray[Any] | None = None
 
-    def take(self, rows: int, columns: int) -> IntArray:
+    def take(self, rows: int, columns: int) -> NDArray[Any]:
         """An array of arbitrary numbers [rows, columns], in the kept block if it is free and large enough."""
         size = rows * columns
-        if size * 8 > MOST_BYTES:
-            return np.empty((rows, columns), dtype=np.int64)
+        if size * self._kind().nbytes > MOST_BYTES:
+            return np.empty((rows, columns), dtype=self._kind)
         block, self._block = self._block, None
         # Every view of a block refers to it, so a block with one name left (and the argument) is free.
         if block is None or len(block) < size or sys.getrefcount(block) > 2:
-            block = np.empty(size, dtype=np.int64)
+            block = np.empty(size, dtype=self._kind)
         self._block = block
         return block[:size].reshape(rows, columns)
 
 
-SPARE = SpareMemory()
+SPARE, SPARE_SHORT = SpareMemory(np.int64), SpareMemory(np.int32)
 
 
 # -- the state of a run ----------------------------------------------------------------------------
@@ -154,36 +160,46 @@ SIZES = (
     "most_coupled",
     "constant_entries",
     "widest",
+    "links",
+    "clock_first",
 )
-"""Names of the numbers in `RunState.sizes`: those of `StepSizes` and `Room`, and the entries of
-`RunState.pool_links` that constant demands take and that each slot takes."""
+"""Names of the numbers in `RunState.sizes`: those of `StepSizes` and `Room`, the entries of
+`RunState.pool_links` that constant demands take and that each slot takes, the links of the cluster, and the
+row that is first in `RunState.clock`: 0, or that of the first start if `RunState.ticks` has the ends of
+tasks."""
 
 NEXT, INPUTS, TASKS, TRANSFER, ENDING, SENDING, DONE = range(7)
 """Where a rank is (`RunState.process_state`): before an action, at its inputs, at a task, inside a transfer,
 at the end of the tasks, at the sends that it waits for, after the last action."""
 
-QUEUE_FULL, USERS_FULL, SLOTS_FULL, GROUP_FULL, DEAD_LINK = 1, 2, 3, 4, 5
-"""Errors. All but a dead link go away with more room."""
+QUEUE_FULL, USERS_FULL, SLOTS_FULL, GROUP_FULL, DEAD_LINK, TOO_LONG = 1, 2, 3, 4, 5, 6
+"""Errors. All but a dead link go away with more room; an action is too long for times in 32 bits."""
 
 
 class RunState(NamedTuple):
     """Arrays that the loop changes; numbers of actions, tasks, keys and processes as in `Tables`.
 
     `clock`: vectors of the members' clocks [rows, members], first the ends of all tasks, then the starts,
-    ends and free times of all actions. `queue_*`: a binary heap of events by (time, order), and what
-    each event is in a place of its own. `process_*`: one
+    ends and free times of all actions. Where no action takes more than `MOST_TICKS`, the ends of tasks are in
+    `ticks` instead, in 32 bits from the `action_base` of their action, its earliest start; `short_starts`
+    [processes, members] are the starts of the actions that run, from the same base. `queue_*`: a binary heap
+    of events by (time, order), and what each event is in a place of its own. `process_*`: one
     entry a pipeline rank of a group. `actor_*`: whoever runs a transfer, the processes and then, where there
     is a sharding stream, every task. `key_*`: outputs on their way, by (group, F or B, receiving stage,
     micro-batch); `arrivals` holds when each member has one. `flow_*`: transfers on links, by their serial
     number. `pool_*`: links and bytes of all demands, constant ones first, then `slots` rows for those that
     follow a pattern, with the load that these offer. `received`: bytes of each member over both hops.
     `durations`: those of the members in the task that starts.
-    `link_*`: offered load, carried bytes, and the flows on every link in order of arrival.
+    `link_*`: offered load, carried bytes, and the flows on every link in order of arrival (`link_users`
+    [places, links]).
     """
 
     sizes: IntArray
     counters: IntArray
     clock: IntArray
+    ticks: ShortArray
+    short_starts: ShortArray
+    action_base: IntArray
     begins: IntArray
     finishes: IntArray
     last_member: IntArray
@@ -213,6 +229,7 @@ class RunState(NamedTuple):
     key_arrived: IntArray
     key_waiter: IntArray
     key_ready: IntArray
+    key_base: IntArray
     key_begin: IntArray
     key_end: IntArray
     key_sent: IntArray
@@ -268,6 +285,8 @@ class Room(NamedTuple):
     users: int
     slots: int
     coupled: int
+    short: bool = True
+    """Whether the ends of tasks take 32 bits."""
 
     def more(self, error: int) -> Room:
         """Twice the room of what was full."""
@@ -276,6 +295,7 @@ class Room(NamedTuple):
             self.users * (2 if error == USERS_FULL else 1),
             self.slots * (2 if error == SLOTS_FULL else 1),
             self.coupled * (2 if error == GROUP_FULL else 1),
+            self.short and error != TOO_LONG,
         )
 
 
@@ -288,6 +308,7 @@ def initial_room(sizes: StepSizes) -> Room:
 _SIZE_OF = {
     "queue": "events",
     "process": "processes",
+    "action": "actions",
     "actor": "actors",
     "beside": "besides",
     "key": "keys",
@@ -324,6 +345,7 @@ def new_state(tables: Tables, sizes: StepSizes, room: Room) -> RunState:
     count = {
         "events": room.events,
         "processes": processes,
+        "actions": sizes.actions,
         "actors": processes + besides,
         "besides": besides,
         "keys": keys,
@@ -337,10 +359,13 @@ def new_state(tables: Tables, sizes: StepSizes, room: Room) -> RunState:
         "members": members,
     }
     pool = constant + room.slots * widest
+    short = tasks if room.short else 0
     given: dict[str, Any] = {
-        "sizes": np.array([*sizes, *room, constant, widest], dtype=np.int64),
+        "sizes": np.array([*sizes, *room[:4], constant, widest, len(tables.capacity), short], dtype=np.int64),
         "counters": np.zeros(8, dtype=np.int64),
-        "clock": SPARE.take(tasks + 3 * sizes.actions, members),
+        "clock": SPARE.take(tasks - short + 3 * sizes.actions, members),
+        "ticks": SPARE_SHORT.take(short, members),
+        "short_starts": np.zeros((processes, members), dtype=np.int32),
         "arrivals": np.empty((keys, members), dtype=np.int64),
         "queue_places": np.arange(room.events),
         "process_action": tables.process_first[:-1].copy(),
@@ -348,7 +373,7 @@ def new_state(tables: Tables, sizes: StepSizes, room: Room) -> RunState:
         "pool_links": np.empty(pool, dtype=np.int64),
         "pool_bytes": np.empty(pool),
         "pool_offered": np.empty(pool, dtype=np.int64),
-        "link_users": np.zeros((len(tables.capacity), room.users), dtype=np.int64),
+        "link_users": np.zeros((room.users, len(tables.capacity)), dtype=np.int64),
     }
     given["counters"][FREE_SLOTS] = room.slots
     given["pool_links"][:constant], given["pool_bytes"][:constant] = tables.demand_links, tables.demand_bytes
@@ -503,7 +528,7 @@ BATCH = 5
 class ArrayLayout:
     """Names of the arrays of a run in the order of their addresses, and of the numbers in `sizes`.
 
-    `floats`: fields of floating-point numbers; all others hold integers.
+    `floats`: fields of floating-point numbers; `shorts`: of 32-bit integers; all others hold 64-bit ones.
     """
 
     def __init__(self, name: str, sizes: tuple[str, ...], *parts: Any) -> None:
@@ -512,6 +537,7 @@ class ArrayLayout:
         self.name, self.sizes = name, sizes
         self.fields = tuple(field for field, _ in kinds)
         self.floats = frozenset(field for field, kind in kinds if "Float" in str(kind))
+        self.shorts = frozenset(field for field, kind in kinds if "Short" in str(kind))
 
     def addresses(self, *parts: tuple[Any, ...]) -> IntArray:
         """The address of every array, in the order of `fields`; the arrays must outlive the table.
@@ -520,7 +546,8 @@ class ArrayLayout:
         """
         arrays = [array for part in parts for array in part]
         for name, array in zip(self.fields, arrays, strict=True):
-            wanted = np.float64 if name in self.floats else np.int64
+            wanted: type = np.float64 if name in self.floats else np.int64
+            wanted = np.int32 if name in self.shorts else wanted
             if array.dtype != wanted or not array.flags.c_contiguous:
                 raise TypeError(f"{name} is {array.dtype}; it must be contiguous, of {wanted.__name__}")
         return np.array([address_of(array) for array in arrays], dtype=np.int64)

@@ -118,7 +118,8 @@ class _GroupRun:
             sends = yield from self._run_tasks(rank, step, record)
             free, code, micro = record.end, step.code, step.microbatches
             tasks = slice(first_task[action], first_task[action + 1])
-            times.start[action], times.end[action], times.ends[tasks] = start, free, record.ends
+            times.start[action], times.end[action] = start, free
+            times.ends[tasks] = np.reshape(record.ends, (-1, len(free)))  # an action may have no tasks
             times.begins[tasks], times.finishes[tasks] = record.begins, record.finishes
             if code.forward_out is None and code.kind in ("F", "F&B", "F&I"):
                 sends.append(self.send(rank, "F", step.stages[0], micro[0], record.end))

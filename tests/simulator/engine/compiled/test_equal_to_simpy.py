@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import random_steps
 from random_steps import differences, random_step
 
 from moesim.simulator.engine.compiled.engine import run_compiled
 from moesim.simulator.engine.program import Program
+from moesim.simulator.engine.records import ShortTimes
 from moesim.simulator.engine.registry import engine_of
 
 
@@ -18,8 +21,23 @@ from moesim.simulator.engine.registry import engine_of
 def test_every_record_of_random_steps_is_equal(toy: Callable[..., Program], first: int) -> None:
     for seed in range(first, first + 20):
         programs = random_step(toy, seed)
-        found = differences(run_compiled(programs), engine_of("simpy").execute(programs))
+        executions = run_compiled(programs)
+        found = differences(executions, engine_of("simpy").execute(programs))
         assert not found, f"step {seed}: {found}"
+        assert isinstance(executions[0].times.ends, ShortTimes)
+
+
+@pytest.mark.usefixtures("compiled_code")
+def test_actions_of_more_than_two_seconds_take_64_bits(
+    toy: Callable[..., Program], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(random_steps, "COMPUTE_NS", ((10, 2**29, 2**31 - 1),) * 5)
+    for seed in range(8):
+        programs = random_step(toy, seed)
+        executions = run_compiled(programs)
+        found = differences(executions, engine_of("simpy").execute(programs))
+        assert not found, f"step {seed}: {found}"
+        assert isinstance(executions[0].times.ends, np.ndarray)
 
 
 def test_the_comparison_sees_one_nanosecond(toy: Callable[..., Program]) -> None:
