@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.confidence import Confidence
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.frozen import Frozen
@@ -180,6 +181,16 @@ def divides(scenario: Scenario, space: PlanSpace, gpus: int) -> bool:
 
 
 # -- results -----------------------------------------------------------------------------------------
+
+
+def energy_of_size(
+    cluster: Cluster, board_w: float | None, wall_s: float
+) -> tuple[float | None, float | None, float | None]:
+    """Power limit of a board, its mean power (the limit where `board_w` is unknown), and the energy in J."""
+    limit_w = cluster.accelerator.tdp_w if cluster.accelerator.tdp else None
+    mean_w = limit_w if board_w is None else board_w
+    pue = cluster.energy.pue.value if cluster.energy else 1.0
+    return limit_w, mean_w, None if mean_w is None else mean_w * pue * cluster.n_gpus * wall_s
 
 
 class SizedPlan(Frozen):

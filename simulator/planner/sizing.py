@@ -16,7 +16,6 @@ from typing import get_args
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
-from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.confidence import GENERIC, Confidence
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
@@ -45,6 +44,7 @@ from moesim.simulator.planner.sized import (
     by_cost,
     by_days,
     divides,
+    energy_of_size,
     sizes_asked,
     sizing_space,
     winners_of,
@@ -223,8 +223,7 @@ class _Sizer:
         """Work out the figures of a size, and enter it; a run that never ends makes it illegal."""
         row, measured, scenario = size.row, size.measured, size.row.scenario
         seconds = row.time_s if measured is None else measured.time_s
-        batch, cluster = scenario.batch, scenario.machine
-        tokens = scenario.run.tokens
+        batch, cluster, tokens = scenario.batch, scenario.machine, scenario.run.tokens
         work_s = steps_for(tokens, batch.sequences, batch.sequence_length) * seconds
         try:
             wall_s = _wall_s(scenario, work_s, seconds, batch.sequences // scenario.parallel.microbatch)
@@ -241,9 +240,10 @@ class _Sizer:
             problem = str(error)
         days, gpu_hours = wall_s / SECONDS_PER_DAY, wall_s / SECONDS_PER_HOUR * cluster.n_gpus
         spares = scenario.run.spares.count if scenario.run.spares else 0
-        paid = 1.0 + spares / cluster.nodes
-        cost = None if price is None else gpu_hours * paid * price.value
-        limit_w, mean_w, energy_j = _energy(cluster, None if measured is None else measured.board_w, wall_s)
+        cost = None if price is None else gpu_hours * (1.0 + spares / cluster.nodes) * price.value
+        limit_w, mean_w, energy_j = energy_of_size(
+            cluster, None if measured is None else measured.board_w, wall_s
+        )
         within = days <= (self.goal.deadline_days or inf)
         if self.goal.budget_usd is not None:
             within &= cost is not None and cost <= self.goal.budget_usd
@@ -435,16 +435,6 @@ class _Sizer:
             for (accelerator, size), reason in rows
             if name in (None, accelerator)
         )
-
-
-def _energy(
-    cluster: Cluster, board_w: float | None, wall_s: float
-) -> tuple[float | None, float | None, float | None]:
-    """Power limit of a board, its mean power (the limit where `board_w` is unknown), and the energy in J."""
-    limit_w = cluster.accelerator.tdp_w if cluster.accelerator.tdp else None
-    mean_w = limit_w if board_w is None else board_w
-    pue = cluster.energy.pue.value if cluster.energy else 1.0
-    return limit_w, mean_w, None if mean_w is None else mean_w * pue * cluster.n_gpus * wall_s
 
 
 def _bend(kind: Curve, before: tuple[SizedPlan, _Measured], after: tuple[SizedPlan, _Measured]) -> Bend:
