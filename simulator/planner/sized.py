@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -183,14 +183,13 @@ def divides(scenario: Scenario, space: PlanSpace, gpus: int) -> bool:
 # -- results -----------------------------------------------------------------------------------------
 
 
-def energy_of_size(
-    cluster: Cluster, board_w: float | None, wall_s: float
-) -> tuple[float | None, float | None, float | None]:
-    """Power limit of a board, its mean power (the limit where `board_w` is unknown), and the energy in J."""
+def energy_of_size(cluster: Cluster, mean_board_w: float | None, wall_s: float) -> dict[str, Any]:
+    """Power limit and mean power (the limit where it is unknown) of a board, and the energy of all (J)."""
     limit_w = cluster.accelerator.tdp_w if cluster.accelerator.tdp else None
-    mean_w = limit_w if board_w is None else board_w
+    mean_w = limit_w if mean_board_w is None else mean_board_w
     pue = cluster.energy.pue.value if cluster.energy else 1.0
-    return limit_w, mean_w, None if mean_w is None else mean_w * pue * cluster.n_gpus * wall_s
+    energy_j = None if mean_w is None else mean_w * pue * cluster.n_gpus * wall_s
+    return {"board_w": limit_w, "mean_board_w": mean_w, "energy_j": energy_j}
 
 
 class SizedPlan(Frozen):

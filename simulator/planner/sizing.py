@@ -241,12 +241,8 @@ class _Sizer:
         days, gpu_hours = wall_s / SECONDS_PER_DAY, wall_s / SECONDS_PER_HOUR * cluster.n_gpus
         spares = scenario.run.spares.count if scenario.run.spares else 0
         cost = None if price is None else gpu_hours * (1.0 + spares / cluster.nodes) * price.value
-        limit_w, mean_w, energy_j = energy_of_size(
-            cluster, None if measured is None else measured.board_w, wall_s
-        )
-        within = days <= (self.goal.deadline_days or inf)
-        if self.goal.budget_usd is not None:
-            within &= cost is not None and cost <= self.goal.budget_usd
+        most_usd = inf if self.goal.budget_usd is None else self.goal.budget_usd
+        within = days <= (self.goal.deadline_days or inf) and (cost if cost is not None else inf) <= most_usd
         size.point = SizedPlan(
             accelerator=place[0],
             n_gpus=cluster.n_gpus,
@@ -272,9 +268,7 @@ class _Sizer:
             tokens_per_usd=None if cost is None else tokens / cost,
             price=price,
             price_problem=problem or ("" if price else f"no price of {place[0]} is known"),
-            board_w=limit_w,
-            mean_board_w=mean_w,
-            energy_j=energy_j,
+            **energy_of_size(cluster, None if measured is None else measured.board_w, wall_s),
             within=within,
             spread=None if measured is None or measured.draws is None else Band.of(1.0, measured.draws),
             causes_s={} if measured is None else measured.causes_s,
