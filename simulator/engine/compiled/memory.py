@@ -259,6 +259,15 @@ def largest(source: Vector, count: int) -> int:
 
 
 @compiled
+def smallest(source: Vector, count: int) -> int:
+    """The smallest number of a vector."""
+    result = source[0]
+    for m in range(1, count):
+        result = min(result, source[m])
+    return result
+
+
+@compiled
 def total_of(source: Vector, count: int) -> int:
     """The sum of a vector."""
     result = 0
