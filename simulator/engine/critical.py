@@ -143,11 +143,10 @@ class _Walker:
                 begin = self.times.start.item(action, member)
             if end > begin:
                 add(_segment((rank, label, phase, begin, end, task, False, member, place)))
-            for number in before[number]:
-                if ends[number] == begin:
-                    break
-            else:
+            reached = next((earlier for earlier in before[number] if ends[earlier] == begin), None)
+            if reached is None:
                 return member, begin
+            number = reached
 
     def _before_tasks(self, code: CompiledTemplate) -> list[tuple[int, ...]]:
         """The tasks that each task of a template waits for, the last one first."""

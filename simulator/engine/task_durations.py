@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
-from moesim.simulator.common.bounded_cache import BoundedCache, array_key, digest, read_only
+from moesim.simulator.common.bounded_cache import ENTRY_BYTES, BoundedCache, array_key, digest, read_only
 from moesim.simulator.cost.formulas import compute_seconds, payload_seconds
 from moesim.simulator.cost.table import PhaseCost, TransferCost
 from moesim.simulator.engine.link_map import LinkMap
@@ -42,15 +42,15 @@ Payload = tuple[FloatArray, IntArray | None]
 """Nanoseconds of a payload: the slowest member's for every micro-batch, and each member's unless they follow
 from the loads."""
 
-_TOKENS: BoundedCache[object] = BoundedCache(100_000)
+_TOKENS: BoundedCache[object] = BoundedCache(50_000)
 """An object for every long key, so that the keys made from it are short."""
 _DRAWS: BoundedCache[SingleArray] = BoundedCache(32_000_000, lambda draws: draws.nbytes)
 _FACTORS: BoundedCache[FloatArray] = BoundedCache(64_000_000, lambda factor: factor.nbytes)
-_PHASES: BoundedCache[PhaseRows] = BoundedCache(128_000_000, lambda phase: phase.nbytes)
+_PHASES: BoundedCache[PhaseRows] = BoundedCache(128_000_000, lambda phase: phase.nbytes + 2 * ENTRY_BYTES)
 """Phases by all that their durations depend on, limited by the bytes that these take where they are read."""
-_ROWS: BoundedCache[Rows] = BoundedCache(128_000_000, lambda rows: rows[0].nbytes)
+_ROWS: BoundedCache[Rows] = BoundedCache(128_000_000, lambda rows: rows[0].nbytes + ENTRY_BYTES)
 _PAYLOADS: BoundedCache[Payload] = BoundedCache(
-    32_000_000, lambda own: own[0].nbytes + (0 if own[1] is None else own[1].nbytes)
+    32_000_000, lambda own: own[0].nbytes + (0 if own[1] is None else own[1].nbytes) + ENTRY_BYTES
 )
 
 
