@@ -19,6 +19,9 @@ from pydantic import BaseModel
 Value = TypeVar("Value")
 Array = TypeVar("Array", bound=np.ndarray[Any, Any])
 
+ENTRY_BYTES = 1000
+"""About what a small object takes in a cache with its key and its fields; few of them are mere numbers."""
+
 _CACHES: WeakSet[BoundedCache[Any]] = WeakSet()
 
 

@@ -47,6 +47,7 @@ class SmLaws:
         self._laws: dict[LawGroup, Law] = {}
         for law in profile.laws:
             self._laws.setdefault(law.group, law)
+        self._known: dict[tuple[LawGroup, int, bool], SlowDown] = {}
 
     def at(self, group: LawGroup, sms: int, overlapped: bool) -> SlowDown:
         """S(n) of a group while `sms` communication SMs are busy (`overlapped`) or reserved but idle.
@@ -54,6 +55,12 @@ class SmLaws:
         Idle SMs slow only SM-aware GEMMs, which leave them free, by the free-SM ratio. Raises InputError when
         no SM is left.
         """
+        known = self._known.get((group, sms, overlapped))
+        if known is None:
+            known = self._known[group, sms, overlapped] = self._at(group, sms, overlapped)
+        return known
+
+    def _at(self, group: LawGroup, sms: int, overlapped: bool) -> SlowDown:
         law = self._laws.get(group)
         if sms == 0:  # no SM is shared, which also holds on an accelerator whose compute units are not known
             return SlowDown(1.0, 0.0, law.id if law else "")

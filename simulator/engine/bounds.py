@@ -12,12 +12,14 @@ from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.cost.evidence import EXPERTS, SENDS, SHARDS, Moved, summed
 from moesim.simulator.cost.table import TransferCost
 from moesim.simulator.engine.link_map import Demand
-from moesim.simulator.engine.program import NS, TRANSFER_STREAMS, Program, hop_targets, rows_of
+from moesim.simulator.engine.program import NS, TRANSFER_STREAMS, Program, hop_targets
+from moesim.simulator.engine.task_durations import weighted_sums_ns
 from moesim.simulator.engine.task_table import (
     MoveKey,
     Priced,
     TaskTable,
     TransferTable,
+    by_identity,
     most_loaded,
     task_table,
 )
@@ -229,13 +231,21 @@ def _busiest_ns(table: TaskTable) -> float:
 def _member_sums_ns(table: TaskTable, share: FloatArray) -> FloatArray:
     """Compute of every member of every rank [pipeline ranks, members], summed in any order."""
     total = np.zeros((len(table.program.ranks), table.program.members))
-    for group in table.groups:
-        rank, _, actions = group
-        sides = [rows_of(side) for side in table.actions.microbatches[actions].T]
-        tasks = list(table.compute_tasks(group))
-        if tasks:
-            sums = np.array([task.compute.member_sums_ns(sides[task.side]) for _, task in tasks])
-            total[rank] += share[[number for number, _ in tasks]] @ sums
+    ranks, count = len(total), table.program.schedule.microbatches
+    number, phases = by_identity([task.compute for task in table.of_template])
+    alone = np.array([task.transfer is None for task in table.of_template], dtype=bool)
+    at = np.flatnonzero(alone[table.template_task])
+    # Micro-batches of every phase on every rank, each with the share of the tasks that run it.
+    template = table.template_task[at]
+    pair = number[template] * ranks + table.actions.rank[table.action[at]]
+    used = np.zeros(len(phases) * ranks, dtype=bool)
+    used[pair] = True
+    place = (np.cumsum(used) - 1)[pair] * count + table.microbatch[at]
+    phase, rank = np.divmod(np.flatnonzero(used), ranks)
+    weights = np.zeros((len(phase), count))
+    weights += np.bincount(place, share[template], weights.size).reshape(weights.shape)
+    first_use = np.searchsorted(phase, np.arange(len(phases) + 1))
+    weighted_sums_ns(phases, first_use, rank, weights, total)
     return total
 
 

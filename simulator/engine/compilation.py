@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
-from moesim.simulator.common.bounded_cache import BoundedCache, Same
+from moesim.simulator.common.bounded_cache import ENTRY_BYTES, BoundedCache, Same
 from moesim.simulator.cost.formulas import busy_share
 from moesim.simulator.cost.table import Mode
 from moesim.simulator.engine.link_map import LinkMap
@@ -92,7 +92,7 @@ _TOKENS: BoundedCache[object] = BoundedCache(4096)
 
 
 def _part_bytes(part: _CompiledPart) -> int:
-    return sum(task.compute.nbytes for task in part.template.tasks) + 1
+    return sum(task.compute.nbytes + ENTRY_BYTES for task in part.template.tasks)
 
 
 _PARTS: BoundedCache[_CompiledPart] = BoundedCache(128_000_000, _part_bytes)

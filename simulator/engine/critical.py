@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from moesim.simulator.engine.program import NS, CompiledTask, PlacedStep
+from moesim.simulator.engine.program import NS, CompiledTask, CompiledTemplate, PlacedStep
 from moesim.simulator.engine.records import Execution, barriers
 
 
@@ -27,6 +28,10 @@ class Segment(NamedTuple):
     """The member that computed."""
     place: tuple[int, int] | None = None
     """(position of the action on its rank, number of `task` in the action)."""
+
+
+_segment = partial(tuple.__new__, Segment)
+"""A segment from a tuple of all its fields, in half the time."""
 
 
 def critical_path(execution: Execution) -> list[Segment]:
@@ -57,6 +62,7 @@ class _Walker:
         self.rank_of = execution.table.rank.tolist()
         self.last_member = barriers(execution).last_member
         self.path: list[Segment] = []
+        self.before: dict[int, list[tuple[int, ...]]] = {}
         # Actions that run forward (0) and backward (1) of each stage [sides, stages, micro-batches], or -1.
         table, schedule = execution.table, execution.program.schedule
         producers = np.full(
@@ -117,29 +123,40 @@ class _Walker:
         """Walk back inside one action; return the member and the time at its start."""
         step, first = self.steps[action], self.first_task[action]
         label, code, position = step.label, step.code, action - self.first_action[rank]
-        tasks, previous, microbatches = code.tasks, code.before, step.microbatches
-        begins, last = self.times.begins, self.last_member
+        tasks, before, microbatches = code.tasks, self._before_tasks(code), step.microbatches
+        begins, last, add = self.times.begins, self.last_member, self.path.append
         while True:
             task, end = tasks[number], ends[number]
-            place = (position, number)
-            on_stream = previous[number]
-            before = task.deps if on_stream is None else (*task.deps, on_stream)
-            if task.transfer is not None:
+            phase, side, transfer, place = task.phase, task.side, task.transfer, (position, number)
+            if transfer is not None:
                 meet = begins.item(first + number)
-                launch = meet + task.transfer.launch_ns
-                self._add(Segment(rank, label, task.phase, launch, end, task, True, 0, place))
+                launch = meet + transfer.launch_ns
+                self._add(Segment(rank, label, phase, launch, end, task, True, 0, place))
                 self._add(Segment(rank, label, "notify", meet, min(launch, end)))
                 end, latest = meet, last.item(first + number)
                 if latest != member:
                     member, ends = latest, self._ends(action, latest)
-            begin = end - task.rows_ns.item(microbatches[task.side], member)
-            if end > begin:
-                self.path.append(Segment(rank, label, task.phase, begin, end, task, False, member, place))
-            for number in reversed(before):
-                if ends[number] == begin:
-                    break
+                begin = end - task.compute.item(microbatches[side], member)
+            elif before[number]:  # compute begins when the last of these has ended
+                begin = max([ends[earlier] for earlier in before[number]])
             else:
+                begin = self.times.start.item(action, member)
+            if end > begin:
+                add(_segment((rank, label, phase, begin, end, task, False, member, place)))
+            reached = next((earlier for earlier in before[number] if ends[earlier] == begin), None)
+            if reached is None:
                 return member, begin
+            number = reached
+
+    def _before_tasks(self, code: CompiledTemplate) -> list[tuple[int, ...]]:
+        """The tasks that each task of a template waits for, the last one first."""
+        known = self.before.get(id(code))
+        if known is None:
+            known = self.before[id(code)] = [
+                (*(() if previous is None else (previous,)), *reversed(task.deps))
+                for task, previous in zip(code.tasks, code.before, strict=True)
+            ]
+        return known
 
     def _before(
         self, rank: int, action: int, step: PlacedStep, member: int, time: int

@@ -165,7 +165,8 @@ class PhaseRows:
         formula: Formula | None = None,
         arrays: tuple[Any, ...] = (),
     ) -> None:
-        """`make`: gives read-only numbers and figures of them; `arrays`: those that `formula` needs."""
+        """`make`: gives read-only numbers and figures of them; `arrays`: load, draws and clock of
+        `formula`, None for factors of 1."""
         self.nbytes = 8 * shape[0] * shape[1]
         self.formula, self._make, self._arrays = formula, make, arrays
         self._figures: dict[Hashable, IntArray] = {}
@@ -186,6 +187,18 @@ class PhaseRows:
             self._figures |= figures
         return kept
 
+    def item(self, microbatch: int, member: int) -> int:
+        """One of the numbers, from the formula where there is one."""
+        if self.formula is None or len(self._arrays) != 3:
+            return int(self.ns.item(microbatch, member))
+        fixed_s, row_s, *_, cv = self.formula
+        load, *draws, clock = self._arrays
+        seconds = fixed_s + row_s * (1.0 if load is None else load.item(microbatch, member))
+        factor = clock.item(microbatch, member)
+        if draws[0] is not None:
+            factor *= max(draws[0].item(microbatch, member) * cv + 1.0, 0.0)
+        return round(float(seconds * factor) * NS)
+
     @property
     def slowest_ns(self) -> IntArray:
         """Duration of the slowest member by micro-batch."""
@@ -200,6 +213,10 @@ class PhaseRows:
     def total_ns(self) -> IntArray:
         """Sum over members by micro-batch."""
         return self._figure("total", np.add)
+
+    def keep(self, figures: IntArray) -> None:
+        """Keep slowest, fastest and total [3, micro-batches] that were worked out without the numbers."""
+        self._figures |= dict(zip(("slowest", "fastest", "total"), figures, strict=True))
 
     def member_sums_ns(self, rows: MicrobatchRows) -> IntArray:
         """Sum over some micro-batches by member."""

@@ -6,19 +6,20 @@ draws and spreads, nanoseconds by factors, loads and price.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
-from moesim.simulator.common.bounded_cache import BoundedCache, array_key, digest, read_only
+from moesim.simulator.common.bounded_cache import ENTRY_BYTES, BoundedCache, array_key, digest, read_only
 from moesim.simulator.cost.formulas import compute_seconds, payload_seconds
 from moesim.simulator.cost.table import PhaseCost, TransferCost
 from moesim.simulator.engine.link_map import LinkMap
 from moesim.simulator.engine.program import (
     LONGEST_PHASE_S,
+    NO_FORMULA,
     NS,
     Formula,
     MemberVariation,
@@ -41,15 +42,15 @@ Payload = tuple[FloatArray, IntArray | None]
 """Nanoseconds of a payload: the slowest member's for every micro-batch, and each member's unless they follow
 from the loads."""
 
-_TOKENS: BoundedCache[object] = BoundedCache(100_000)
+_TOKENS: BoundedCache[object] = BoundedCache(50_000)
 """An object for every long key, so that the keys made from it are short."""
 _DRAWS: BoundedCache[SingleArray] = BoundedCache(32_000_000, lambda draws: draws.nbytes)
 _FACTORS: BoundedCache[FloatArray] = BoundedCache(64_000_000, lambda factor: factor.nbytes)
-_PHASES: BoundedCache[PhaseRows] = BoundedCache(128_000_000, lambda phase: phase.nbytes)
+_PHASES: BoundedCache[PhaseRows] = BoundedCache(128_000_000, lambda phase: phase.nbytes + 2 * ENTRY_BYTES)
 """Phases by all that their durations depend on, limited by the bytes that these take where they are read."""
-_ROWS: BoundedCache[Rows] = BoundedCache(128_000_000, lambda rows: rows[0].nbytes)
+_ROWS: BoundedCache[Rows] = BoundedCache(128_000_000, lambda rows: rows[0].nbytes + ENTRY_BYTES)
 _PAYLOADS: BoundedCache[Payload] = BoundedCache(
-    32_000_000, lambda own: own[0].nbytes + (0 if own[1] is None else own[1].nbytes)
+    32_000_000, lambda own: own[0].nbytes + (0 if own[1] is None else own[1].nbytes) + ENTRY_BYTES
 )
 
 
@@ -85,7 +86,7 @@ class CompiledPhases:
     """The same durations as `TaskDurations` computes with NumPy, by compiled code, which is faster."""
 
     native: Any
-    """The compiled function `fill_rows`, which takes addresses."""
+    """The compiled functions `fill_rows` and `fill_figures`, which take addresses."""
 
     def phase_rows(self, formula: Formula, shape: tuple[int, int]) -> tuple[IntArray, IntArray, IntArray]:
         """Nanoseconds [micro-batches, members] of a phase, and their largest and sum by micro-batch."""
@@ -93,6 +94,44 @@ class CompiledPhases:
         rows, figures = np.empty(shape, np.int64), np.empty((2, microbatches), np.int64)
         self.native.fill_rows(*formula, microbatches, members, _address(rows), _address(figures))
         return rows, figures[0], figures[1]
+
+    def sums(
+        self,
+        phases: Sequence[PhaseRows],
+        bounds: tuple[IntArray, IntArray],
+        rank: IntArray,
+        weights: FloatArray,
+        sums: FloatArray,
+    ) -> None:
+        """Add what `weighted_sums_ns` adds for phases with formulas; `bounds`: first use and end of each."""
+        formulas = [phase.formula or NO_FORMULA for phase in phases]
+        numbers = np.array([(f.fixed_s, f.row_s, f.cv) for f in formulas])
+        places = np.array([f[2:5] for f in formulas], dtype=np.int64)
+        figures = np.empty((len(phases), 3, weights.shape[1]), np.int64)
+        row = np.empty(sums.shape[1], np.int64)
+        arrays = numbers, places, figures, *bounds, rank, weights, sums, row
+        at = [_address(array) for array in arrays]
+        self.native.fill_figures(len(phases), *at[:2], weights.shape[1], sums.shape[1], *at[2:])
+        for phase, own in zip(phases, figures, strict=True):
+            phase.keep(own.copy())
+
+
+def weighted_sums_ns(
+    phases: Sequence[PhaseRows], first_use: IntArray, rank: IntArray, weights: FloatArray, sums: FloatArray
+) -> None:
+    """Add nanoseconds of phases, weighted by micro-batch, to the sums by rank [ranks, members] in any order.
+
+    Uses `first_use[p]` to `first_use[p + 1]` of phase p add their `weights` [uses, micro-batches] to the row
+    `rank` [uses]. Compiled code keeps the figures of the phases too.
+    """
+    usual = [n for n, phase in enumerate(phases) if _faster is not None and phase.formula is not None]
+    if _faster is not None and usual:
+        bounds = first_use[usual], first_use[1:][usual]
+        _faster.sums([phases[n] for n in usual], bounds, rank, weights, sums)
+    for number in sorted({*range(len(phases))} - {*usual}):
+        uses = slice(first_use[number], first_use[number + 1])
+        if weights[uses].any():
+            np.add.at(sums, rank[uses], weights[uses] @ phases[number].ns)
 
 
 def _address(array: np.ndarray[Any, Any]) -> int:

@@ -22,6 +22,7 @@ from moesim.hwmodels.confidence import Confidence
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.summary_text import percent, short
 from moesim.hwmodels.units import format_quantity, in_unit
+from moesim.simulator.common.processes import without_cyclic_collection
 from moesim.simulator.engine.program import Program
 from moesim.simulator.frameworks.software import Software
 from moesim.simulator.memory.gpu import Verdict, verdict_of
@@ -65,17 +66,20 @@ class Later(Frozen):
             make = None if private is None else private.get("_later", {}).get(name)
             if make is None:  # which another thread may just have worked out
                 return self.__dict__[name] if name in self.__dict__ else super().__getattr__(name)
-            value = self.__dict__[name] = _finite(name, make())
+            with without_cyclic_collection():
+                value = self.__dict__[name] = _finite(name, make())
             self._later.pop(name, None)
             return value
 
     def completed(self) -> Self:
         """The same result with all its fields and those of its parts, in their order."""
         if self._later:
-            whole = {name: getattr(self, name) for name in type(self).model_fields}
-            for part in whole.values():
-                if isinstance(part, Later):
-                    part.completed()
+            whole = {}
+            with without_cyclic_collection():
+                for name in type(self).model_fields:  # bounds first, with which come sums that others read
+                    part = whole[name] = getattr(self, name)
+                    if isinstance(part, Later):
+                        part.completed()
             object.__setattr__(self, "__dict__", whole)
         return self
 

@@ -10,7 +10,7 @@ from math import fsum
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.common.bounded_cache import BoundedCache, Same
+from moesim.simulator.common.bounded_cache import ENTRY_BYTES, BoundedCache, Same
 from moesim.simulator.common.processes import without_cyclic_collection
 from moesim.simulator.cost.cost_table import cost_table
 from moesim.simulator.cost.load_clock import cap_of
@@ -343,13 +343,12 @@ def _programs(
 
 
 def _bytes_of(program: Program) -> int:
-    """Bytes of the durations of a program."""
-    rows = {
-        id(task.compute): task.compute.nbytes
-        for code in {id(step.code): step.code for rank in program.ranks for step in rank}.values()
-        for task in code.tasks
-    }
-    return sum(rows.values())
+    """Bytes of the durations of a program and, as measured roughly, of its steps and tasks themselves."""
+    steps = [step for rank in program.ranks for step in rank]
+    tasks = [task for code in {id(step.code): step.code for step in steps}.values() for task in code.tasks]
+    return sum({id(task.compute): task.compute.nbytes for task in tasks}.values()) + ENTRY_BYTES * (
+        len(steps) + len(tasks)
+    )
 
 
 _PROGRAMS: BoundedCache[Program] = BoundedCache(160_000_000, _bytes_of)

@@ -19,6 +19,7 @@ from moesim.hwmodels.calibration import profile_hash
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.files import is_there
 from moesim.hwmodels.validation import nearest
+from moesim.simulator.common.processes import without_cyclic_collection
 from moesim.simulator.common.texts import parse_interval, parse_values
 from moesim.simulator.predict.driver import simulate
 from moesim.simulator.predict.figures import energy_figures, figures
@@ -268,9 +269,14 @@ def _digest(path: str) -> str:
 
 
 def evaluate(scenario: Scenario, uncertainty: bool = False) -> PointOutcome:
-    """Predict one scenario; a refused scenario becomes an outcome with the reason."""
+    """Predict one scenario; a refused scenario becomes an outcome with the reason.
+
+    Of the prediction the outcome has the figures alone, so that what nobody tabulates is never worked out
+    (decision 0102).
+    """
     began = time.perf_counter()
-    outcome = _outcome(scenario, uncertainty)
+    with without_cyclic_collection():  # a point's objects are gone before the collector looks at them
+        outcome = _outcome(scenario, uncertainty)
     return replace(outcome, work_s=time.perf_counter() - began)
 
 
@@ -293,6 +299,6 @@ def _outcome(scenario: Scenario, uncertainty: bool) -> PointOutcome:
         row |= {f"{name}_p10": band.p10, f"{name}_p50": band.p50, f"{name}_p90": band.p90}
     memory, gib = result.memory, 2.0**30
     if memory.fits:
-        return PointOutcome("ok", memory.risk or "", row, result.model_dump_json())
+        return PointOutcome("ok", memory.risk or "", row, "")
     short = f"needs {memory.total_bytes / gib:.1f} GiB of {memory.capacity_bytes / gib:.1f} GiB a GPU"
-    return PointOutcome("does not fit", short, row, result.model_dump_json())
+    return PointOutcome("does not fit", short, row, "")

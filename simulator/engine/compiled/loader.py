@@ -45,6 +45,7 @@ class NativeCode(NamedTuple):
     start: Call
     advance: Call
     fill_rows: Call
+    fill_figures: Call
     serve: Call
 
 

@@ -16,11 +16,13 @@ from moesim.simulator.engine.compiled.memory import (
     Run,
     as_run,
     compiled,
+    floats_at,
     ints_at,
     largest,
     phase_row,
     row_of,
     schedule,
+    smallest,
     take_first,
     total_of,
 )
@@ -153,4 +155,54 @@ def fill_rows(
         phase_row(row, fixed_s, row_s, load, draws, clock, cv, microbatch, members)
         ints_at(figures)[microbatch] = largest(row, members)
         ints_at(figures)[microbatches + microbatch] = total_of(row, members)
+    return 0
+
+
+@compiled
+def fill_figures(
+    phases: int,
+    numbers: int,
+    addresses: int,
+    microbatches: int,
+    members: int,
+    figures: int,
+    first_use: int,
+    last_use: int,
+    use_rank: int,
+    weights: int,
+    sums: int,
+    row: int,
+) -> int:
+    """Write figures of phases by micro-batch, and add their weighted sums over micro-batches.
+
+    The arguments are addresses: `numbers` [phases, 3] and `addresses` [phases, 3] of `Formula`s; `figures`
+    [phases, 3, micro-batches]: largest, smallest and sum over the members. Uses `first_use` to `last_use`
+    (exclusive) [phases] of a phase add their `weights` [uses, micro-batches] times its nanoseconds to the row
+    `use_rank` [uses] of `sums` [ranks, members]. `row` [members]: room. Returns 0.
+    """
+    own, value, place = ints_at(row), floats_at(numbers), ints_at(addresses)
+    for phase in range(phases):
+        at = 3 * phase
+        found = row_of(ints_at(figures), at, microbatches)
+        for microbatch in range(microbatches):
+            phase_row(
+                own,
+                value[at],
+                value[at + 1],
+                place[at],
+                place[at + 1],
+                place[at + 2],
+                value[at + 2],
+                microbatch,
+                members,
+            )
+            found[microbatch] = largest(own, members)
+            found[microbatches + microbatch] = smallest(own, members)
+            found[2 * microbatches + microbatch] = total_of(own, members)
+            for use in range(ints_at(first_use)[phase], ints_at(last_use)[phase]):
+                weight = floats_at(weights)[use * microbatches + microbatch]
+                if weight > 0.0:
+                    to = row_of(floats_at(sums), ints_at(use_rank)[use], members)
+                    for m in range(members):
+                        to[m] += weight * own[m]
     return 0

@@ -309,7 +309,7 @@ def largest(source: Vector, count: int) -> int:
 
 
 @compiled
-def least(source: Vector, count: int) -> int:
+def smallest(source: Vector, count: int) -> int:
     """The smallest number of a vector."""
     result = source[0]
     for m in range(1, count):

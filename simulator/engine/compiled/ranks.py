@@ -29,7 +29,6 @@ from moesim.simulator.engine.compiled.memory import (
     floats_at,
     is_short,
     largest,
-    least,
     payloads,
     raise_shifted,
     raise_to,
@@ -38,6 +37,7 @@ from moesim.simulator.engine.compiled.memory import (
     set_end,
     set_short_end,
     shorten,
+    smallest,
     ticks_of,
     total_of,
 )
@@ -395,7 +395,7 @@ def _inputs(run: Run, process: int) -> bool:
         run.process_at[process] += 1
     if run.clock_first > 0:
         first = clock_of(run, start)
-        base = least(first, run.members)
+        base = smallest(first, run.members)
         run.action_base[action] = base
         check_ticks(run, shorten(row_of(run.short_starts, process, run.members), first, -base, run.members))
     run.process_compute[process] = start

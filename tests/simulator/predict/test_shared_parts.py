@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from moesim.hwmodels.provenance import SourcedUsdPerHour
@@ -16,8 +21,9 @@ from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.layout.job import resolve
 from moesim.simulator.predict.driver import simulate
 from moesim.simulator.predict.step import prepare
-from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario import Scenario, load_scenario
 
+SMALL = Path(__file__).parents[2] / "golden" / "scenario-small.yaml"
 CHANGES = (
     ("communication.sms=12", "cluster.node.nic_bandwidth_effective=30 GB/s"),
     ("batch.sequences=160", "routing.expert_load_cv.value=0.3"),
@@ -114,3 +120,43 @@ def test_prices_read_only_what_their_key_names(small: Scenario, change: tuple[st
     for section, names in reads.items():
         assert names <= READ_BY_PRICES[section], section
     assert {"parallel", "batch", "precision", "software"} <= reads[""]
+
+
+OVERRIDES = {
+    "communication.sms": ("communication.sms=8", "communication.sms=24"),
+    "load": ("routing.expert_load_cv=30 %", "routing.expert_load_cv=0 %"),
+    "seed": ("seed=3", "seed=4"),
+    "jitter": ("variation.jitter_cv=3 %", "variation.jitter_cv=0 %"),
+    "batch": ("batch.sequences=64", "batch.sequences=96"),
+    "capacity": ("routing.capacity={factor: 0.5, per: rank}",),
+    "schedule": ("schedule=1f1b", "schedule=zb-h1"),
+    "profile": ("profile=generic-roofline",),
+    "recompute": ("recompute=full", "recompute=none"),
+}
+ALONE = """
+import os, sys
+from moesim.simulator.predict.driver import simulate
+from moesim.simulator.scenario import load_scenario
+
+for line in sys.stdin:  # every prediction in a process that has predicted nothing before
+    child = os.fork()
+    if child == 0:
+        scenario = load_scenario(sys.argv[1], line.split("\\t")[1:-1])
+        print(simulate(scenario).model_dump_json(), flush=True)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.long
+@settings(max_examples=4, deadline=None)
+@given(st.lists(st.sets(st.sampled_from(sum(OVERRIDES.values(), ())), max_size=4), min_size=4, max_size=6))
+def test_alternating_scenarios_are_those_of_fresh_processes(chosen: list[set[str]]) -> None:
+    of_key = {text: key for key, texts in OVERRIDES.items() for text in texts}
+    overrides = [sorted({of_key[text]: text for text in sorted(texts)}.values()) for texts in chosen]
+    lines = "".join("\t".join(["", *texts, ""]) + "\n" for texts in overrides)
+    command = [sys.executable, "-P", "-c", ALONE, str(SMALL)]
+    fresh = subprocess.run(command, input=lines, stdout=subprocess.PIPE, text=True, check=True)
+    expected = fresh.stdout.splitlines()
+    for number in (*range(len(overrides)), *reversed(range(len(overrides)))):
+        assert simulate(load_scenario(SMALL, overrides[number])).model_dump_json() == expected[number]
