@@ -76,6 +76,7 @@ def shell(options: argparse.Namespace) -> Row:
     """From the shell to the answer, without a kept answer."""
     command = [sys.executable, "-P", "-c", "from moesim.cli import main; main()", "simulate", HOME, "--json"]
     fresh = {**os.environ, "MOESIM_CACHE": "off"}
+    fresh.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its bytecode
     if fresh["MOESIM_ENGINE"] == COMPILED:
         fresh["MOESIM_ENGINE"] = "auto"  # what a user gets
 

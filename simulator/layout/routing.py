@@ -149,8 +149,8 @@ def _spread_by_top2(gate: Gate, seed: int) -> tuple[tuple[GroupCounts, float], .
     size = gate.experts // gate.groups
     # Single precision: several times faster, and only the order of the scores matters.
     logits = rng.standard_normal((SAMPLED_TOKENS, gate.groups, size), dtype=np.float32)
-    best = np.sort(logits, axis=2)[:, :, -gate.top_k :].astype(np.float64)
-    ranking = scores_of(best[:, :, -2:], gate.scores).sum(axis=2)
+    best = np.sort(logits, axis=2)[:, :, -gate.top_k :]
+    ranking = scores_of(best[:, :, -2:].astype(np.float64), gate.scores).sum(axis=2)
     chosen = np.argpartition(-ranking, gate.groups_per_token - 1, axis=1)[:, : gate.groups_per_token]
     open_logits = np.take_along_axis(best, chosen[:, :, None], axis=1)
     flat = open_logits.reshape(SAMPLED_TOKENS, -1)

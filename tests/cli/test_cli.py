@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import os
 import subprocess
 import sys
 import time
@@ -353,6 +354,32 @@ def test_help_loads_no_simulator() -> None:
     assert done.returncode == 0, done.stderr
 
 
+LOADED = """
+import sys
+from moesim.cli import main
+try:
+    main(["run", sys.argv[1]])
+except SystemExit as end:
+    assert not end.code
+sys.stdout = sys.__stderr__
+print("\\n".join(name for name in sys.modules if not name.startswith("_")), file=sys.stderr)
+"""
+
+
+@pytest.mark.long
+def test_a_run_loads_few_modules() -> None:
+    small = Path(__file__).parents[1] / "golden" / "scenario-small.yaml"
+    command = [sys.executable, "-c", LOADED, str(small)]
+    environment = {**os.environ, "MOESIM_CACHE": "off"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    loaded = done.stderr.split()
+    ours = [name for name in loaded if name.split(".")[0] == "moesim"]
+    assert 100 < len(ours) <= 240, len(ours)
+    unused = {"networkx", "scipy", "numba", "streamlit", "asyncio", "webbrowser"}
+    assert not unused & set(loaded)
+
+
 def test_explain(run: Run, small_file: str) -> None:
     code, out, _ = run("explain", small_file)
     assert code == 0
@@ -433,7 +460,7 @@ def test_ctrl_c_ends_the_process_without_freeing_its_memory(monkeypatch: pytest.
         raise KeyboardInterrupt
 
     codes: list[int] = []
-    monkeypatch.setattr(root, "commands", lambda: stopped)
+    monkeypatch.setattr(root, "commands", lambda only: stopped)
     monkeypatch.setattr(root, "_start_quickly", lambda: None)
     monkeypatch.setattr("os._exit", codes.append)
     for arguments in (None, ["simulate"]):  # a console script, and a caller inside a process that goes on

@@ -222,8 +222,9 @@ class _Lowering:
         for group, (program, table) in enumerate(zip(programs, actions, strict=True)):
             link_map, costs = program.link_map, program.costs
             targets = hop_targets(program, table)
-            hops = np.stack([np.broadcast_to(table.rank[:, None], targets.shape), targets], axis=-1)
-            for source, target in np.unique(hops[targets >= 0], axis=0).tolist():
+            sends, exchange = targets >= 0, np.zeros(shape[1:], dtype=bool)
+            exchange[np.broadcast_to(table.rank[:, None], targets.shape)[sends], targets[sends]] = True
+            for source, target in np.argwhere(exchange).tolist():
                 factor = link_map.send_slowness(source, target)
                 if not isinstance(factor, float):
                     slow[group, source, target] = self._address(factor, np.float64)
