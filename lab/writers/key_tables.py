@@ -105,7 +105,7 @@ WORDS = {str: "text", int: "integer", float: "number", bool: "true or false", da
 
 LEFT_TO_ALL = (
     "software", "software.static_experts", "communication.overlap", "routing.capacity", "routing.eplb",
-    "ramp", "checkpoint.tiers[]", "spares", "slow", "preemption", "maintenance", "fault_tolerance",
+    "ramp", "phases[]", "checkpoint.tiers[]", "spares", "slow", "preemption", "maintenance", "fault_tolerance",
 )  # fmt: skip
 """Sections whose keys docs/scenario.md leaves to the page of all keys."""
 
