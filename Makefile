@@ -39,7 +39,7 @@ pages: $(VENV)/.core
 	$(BIN)/python -m lab.writers.pages
 
 # What takes too long for every change; its tables are committed. 200,000 fuzzed inputs: half an hour of one core. Then the trainers' own
-# readers judge the exports, as far as their environments and trees are in TREES (docs/trainers.md lists them); others are skipped by name.
+# readers judge the exports, as far as their environments and trees are in TREES (lab/proofs/trainers/README.md lists them); others are skipped by name.
 proof: $(VENV)/.test
 	$(BIN)/python lab/proofs/fuzz/fuzz.py --cases 200000 --seed 0 --table lab/docs/proof/fuzz.md
 	PYTHONPATH=tests/simulator/engine $(BIN)/python lab/proofs/engines/prove_engines.py --steps 1000 --prepared 200 --cases 10000 --table lab/docs/proof/engines.md

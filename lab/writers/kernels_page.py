@@ -304,21 +304,6 @@ arrival, across which it does not carry the other lanes' reads. The check lists 
 any other.
 """
 
-OPERATORS = """
-`kernels/calibrate/operators.py` and `pieces.py` hold the PyTorch code that stands for each operator of the
-cost model, and `simulator/predict/operator_shapes.py` lists the sizes. A curve is over the bytes that the
-model counts, so a prediction at a measured size gives the measured time, less the gaps between launches that
-it adds itself. Compiled pieces go through `torch.compile` with fixed sizes. `permute/mapping` and
-`permute/layout` (a Triton kernel of torchtitan's, and DeepEP's layout) have no code here: 10 us in a step of
-0.45 s.
-
-`kernels/calibrate/host.py` repeats ten kinds of calls in chains, as the shipped host `emerald-rapids-vm` was
-measured. Kinds that one GPU cannot show (FSDP2, collectives, checkpoints, module libraries) take the mean
-ratio of the ten; ratios inside blocks stay those of the shipped host. Three runs gave factors of 0.76, 0.80
-and 0.93. The host's note also has the time of a read of one number and of a compiled call, which no price
-uses.
-"""
-
 
 def all_to_all(rows: list[Row]) -> dict[str, Series]:
     """GB/s of dispatch, combine and push on 8 GPUs."""
@@ -412,8 +397,6 @@ def page(header: dict[str, Any], rows: list[Row]) -> str:
             draw("interference", slow_downs(rows), "communication SMs", "slow-down"),
             "## Limits",
             LIMITS.strip(),
-            "## Operators of a model, and the host",
-            OPERATORS.strip(),
         ]
     )
 

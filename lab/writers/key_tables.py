@@ -103,7 +103,10 @@ SHIPPED: dict[str, Callable[[], Iterable[str]]] = {
 WORDS = {str: "text", int: "integer", float: "number", bool: "true or false", datetime.date: "date"}
 
 
-LEFT_TO_ALL = ("software", "software.static_experts", "communication.overlap")
+LEFT_TO_ALL = (
+    "software", "software.static_experts", "communication.overlap", "routing.capacity", "routing.eplb",
+    "ramp", "phases[]", "checkpoint.tiers[]", "spares", "slow", "preemption", "maintenance", "fault_tolerance",
+)  # fmt: skip
 """Sections whose keys docs/scenario.md leaves to the page of all keys."""
 
 

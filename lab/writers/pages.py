@@ -33,6 +33,8 @@ from lab.writers.mlperf_page import page as mlperf_page
 from lab.writers.models_page import page as models_page
 from lab.writers.own_runs_page import PAGE as OWN_RUNS
 from lab.writers.own_runs_page import page as own_runs_page
+from lab.writers.gap_board import TABLE as GAP
+from lab.writers.gap_board import table as gap_table
 from lab.writers.parts_board import TABLE as PARTS
 from lab.writers.parts_board import table as parts_table
 from lab.writers.planner_page import search_all, section
@@ -137,6 +139,7 @@ def current_pages(scoreboard: bool = False) -> dict[Path, str]:
         HOME_CASE: home_page(rows, placements, context_plans(), check_full()),
         COLLECTIVES: collectives_page(),
         RELIABILITY: reliability_page(),
+        GAP: gap_table(),
         PARTS: parts_table(list(score_all_parts())),
         **files,
         **board_pages(files, board),

@@ -141,7 +141,7 @@ FILES = {
     "a100.md": "A100, likewise",
     "misses.md": "each group of misses with the mechanism that we believe is missing; growth with the "
     "number of GPUs; intervals",
-    "expert-gap.csv": "the planner beside tuned plans",
+    "expert-gap.md": "the planner beside tuned plans, key by key",
     "parts.md": "predicted and traced time by class, of every run with a trace",
     "mechanisms.md": "the medians without one mechanism at a time",
     "home-case.md": "every figure of the home case under three profiles, link loads, full resolution, "

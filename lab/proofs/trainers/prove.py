@@ -2,7 +2,7 @@
 
     python lab/proofs/trainers/prove.py FOLDER
 
-FOLDER holds them under the names that docs/trainers.md lists. A reader without its parts is skipped, and what
+FOLDER holds them under the names that lab/proofs/trainers/README.md lists. A reader without its parts is skipped, and what
 is missing is printed; its committed verdicts stay. Ends with the number of readers that failed.
 """
 
@@ -71,7 +71,7 @@ def main(folder: Path) -> int:
         for reader in every:
             if reader.missing:
                 missing = ", ".join(map(str, reader.missing))
-                print(f"{reader.title}: skipped; docs/trainers.md says what these are: {missing}", flush=True)
+                print(f"{reader.title}: skipped; lab/proofs/trainers/README.md says what these are: {missing}", flush=True)
                 continue
             print(f"{reader.title}: reading", flush=True)
             failed += subprocess.run(reader.command, env=environment, check=False).returncode != 0

@@ -1,6 +1,6 @@
 """Checks the Megatron-Bridge exports against its dataclasses and builds Megatron-Core's from them, on a CPU.
 
-Run it in an environment of its own (docs/trainers.md), with checkouts of Megatron-Bridge and Megatron-LM:
+Run it in an environment of its own (lab/proofs/trainers/README.md), with checkouts of Megatron-Bridge and Megatron-LM:
 `python read_bridge.py EXPORTS VERDICTS BRIDGE MEGATRON`. It imports nothing of moesim. Bridge itself needs a
 GPU to be imported, so its names are read from the classes in its source, and what it hands to Megatron-Core
 is built with Megatron-Core's own classes, which check how the values go together.

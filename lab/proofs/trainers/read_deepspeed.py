@@ -1,6 +1,6 @@
 """Lets DeepSpeed read the JSON exports with its `DeepSpeedConfig`, on a CPU.
 
-Run it in an environment of its own (docs/trainers.md): `python read_deepspeed.py EXPORTS VERDICTS`.
+Run it in an environment of its own (lab/proofs/trainers/README.md): `python read_deepspeed.py EXPORTS VERDICTS`.
 It imports nothing of moesim.
 """
 

@@ -1,6 +1,6 @@
 """Lets torchtitan 0.2.2 read the TOML exports and build what they describe, on a CPU.
 
-Run it in an environment of its own (docs/trainers.md): `python read_torchtitan_022.py EXPORTS VERDICTS`.
+Run it in an environment of its own (lab/proofs/trainers/README.md): `python read_torchtitan_022.py EXPORTS VERDICTS`.
 It imports nothing of moesim. For every export it lets torchtitan parse the file with its `ConfigManager`,
 check the degrees with `ParallelDims` on a process group without members, build the flavor on the meta device,
 apply the parallelisms and cut the stages with the flavor's own functions, and build the pipeline schedule.

@@ -1,6 +1,6 @@
 """Lets torchtitan 0.3.0 read the exported Python configurations and build their models, on a CPU.
 
-Run it in an environment of its own (docs/trainers.md): `python read_torchtitan_030.py EXPORTS VERDICTS`.
+Run it in an environment of its own (lab/proofs/trainers/README.md): `python read_torchtitan_030.py EXPORTS VERDICTS`.
 It imports nothing of moesim. For every export it lets torchtitan load the function with its `ConfigManager`
 (whose `Trainer.Config` checks itself), check the degrees with `ParallelDims`, build the model on the meta
 device, and find the pipeline schedule by its name.
