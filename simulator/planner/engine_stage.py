@@ -72,7 +72,7 @@ def rank(
     text = f"{estimated:,} plans estimated; simulating the best"
     say(0.0, text)
     scenarios = [scenario_of(s.scenario, s.candidates, n) for s, n in todo]
-    # Plans of one schedule, and among them those with the same prices, run one after the other in a process.
+    # Plans that share draws of noise, schedules and prices run one after the other in a process.
     order = sorted(range(len(scenarios)), key=lambda n: (_shared_key(scenarios[n]), n))
     steps: dict[int, PlanStep | str] = {}
 
@@ -101,17 +101,15 @@ def rank(
 
 
 def _shared_key(scenario: Scenario) -> tuple[object, ...]:
-    """A key by which plans with the same schedule, and then with the same prices, are neighbours."""
+    """A key by which plans with the same draws of noise, then schedule, then prices are neighbours.
+
+    The draws of a phase depend on micro-batches, members and place, not on the layers of the stages or on
+    the schedule, and cost the most to make again.
+    """
     plan = scenario.parallel
     return (
-        (
-            scenario.schedule,
-            plan.pp,
-            plan.vpp,
-            plan.tp * plan.cp / plan.microbatch,
-            scenario.stages.layers or (),
-        ),
-        (plan.tp, plan.cp, plan.ep, plan.expert_tp, plan.microbatch),
+        (plan.pp, plan.tp * plan.cp / plan.microbatch, plan.ep, plan.tp, plan.cp, plan.expert_tp),
+        (plan.vpp, scenario.schedule, scenario.stages.layers or (), plan.microbatch),
         precision_name(scenario),
         recompute_label(scenario.recompute),
         scenario.communication.sms,
