@@ -290,8 +290,8 @@ _WORDS: Mapping[str, str] = {
     "run": "run of {}",
     "run.tokens": "{} tokens",
     "run.start": "start {}",
-    "run.failures": "failures as at {}",
-    "run.restart": "restarts as at {}",
+    "run.failures": "failures from {}",
+    "run.restart": "restart times from {}",
 }
 """What people call a change of a key; `{}` is its value."""
 MOST_WORDS = 4

@@ -233,9 +233,7 @@ def path_of(token: str) -> Path:
     """The path of an upload; raises InputError for a malformed token, or where the file is gone."""
     path = folder() / token
     if not TOKEN.fullmatch(token) or not path.is_file():
-        raise InputError(
-            f"the uploaded file {token[:80]!r} is not on this server (any more); upload it again"
-        )
+        raise InputError(f"the uploaded file {token[:80]!r} is no longer on this server; upload it again")
     return path
 
 

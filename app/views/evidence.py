@@ -103,7 +103,7 @@ def _beside(row: OpenRow) -> None:
             f"{'inside' if inside else 'outside'}."
         )
     if found.left_out:
-        st.caption("Not expressed: " + "; ".join(escaped(text) for text in found.left_out) + ".")
+        st.caption("The prediction leaves out: " + "; ".join(escaped(text) for text in found.left_out) + ".")
 
 
 KEY = f"evidence/{moesim.__version__}"
@@ -175,10 +175,11 @@ def _headline() -> None:
         with place, st.container(gap=None):
             st.metric(label, value)
             st.caption(words)
+    widgets.numbers_first()
     st.caption(
-        f"The home case is predicted now. Medians and coverage are the committed table of {board.computed} "
-        f"(moesim {board.version}, docs/validation.md): computing all rows takes minutes. No constant was "
-        "fitted to any of them. (n) is the number of steps."
+        f"The home case is predicted now. Medians and coverage come from the table of {board.computed} "
+        f"(moesim {board.version}, docs/validation.md), as all rows take minutes to compute. No constant "
+        "was fitted to any of these steps. In brackets: the number of steps."
     )
     left, right = st.columns([3, 2], gap="large")
     sets = [board.named(name) for name in SETS]
@@ -245,8 +246,8 @@ def _collectives(rows: Sequence[CollectiveRow]) -> None:
             "class": [TITLES[group.use] for group in groups],
             "group": [group.group for group in groups],
             "rows": [group.rows for group in groups],
-            "median |error|": [f"{group.median_absolute_error:.1%}" for group in groups],
-            "signed median": [f"{group.signed_median_error:+.1%}" for group in groups],
+            "median absolute error": [f"{group.median_absolute_error:.1%}" for group in groups],
+            "median signed error": [f"{group.signed_median_error:+.1%}" for group in groups],
             "worst": [f"{group.worst_error:+.1%} ({group.worst_row})" for group in groups],
         },
         width="stretch",

@@ -60,6 +60,8 @@ def show() -> None:
         "dense models on a cluster, event by event, and says where each number comes from."
     )
     left, right = st.columns([5, 4], gap="large")
+    with right:  # first, so that its numbers are what the browser draws first
+        _home()
     with left, st.container(border=True, key="path-card"):
         st.markdown("**Your model on your GPUs: find a plan**")
         choices = state.compute(CHOICES, "Reading the shipped hardware", predictions.choices)
@@ -74,8 +76,8 @@ def show() -> None:
         if missing:
             st.caption("Step 1 is missing: give a config.json, or choose a model.")
     with right:
-        _home()
         _recent()
+    widgets.numbers_first()
     st.header("Start from a scenario", anchor=False)
     _presets()
 

@@ -60,6 +60,7 @@ def _explore(scenario: Scenario, base: Result) -> None:
             st.error(escaped(problem), icon=":material/error:")
             return
         _tiles(base, result, bands)
+        widgets.numbers_first()
         # The same parts whatever is moved, and the changes last: nothing jumps under the pointer.
         note = "" if moved or price else "Nothing is changed: move a slider"
         if st.button("Make this the current scenario", key="adopt", disabled=bool(note), help=note or None):

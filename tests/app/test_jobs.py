@@ -142,7 +142,7 @@ def test_a_job_answers_before_it_stores(tmp_path: Path) -> None:
         writes = partial(Path.write_text, kept, "kept")
         assert jobs.submit(f"test/later/{kept}", jobs.once_sent, writes).result(5.0) is None
         deadline = time.monotonic() + 5.0
-        while not kept.exists() and time.monotonic() < deadline:
+        while not (kept.exists() and kept.read_text()) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert kept.read_text() == "kept"
         time.sleep(1.0 if name == "fresh" else 0.0)
