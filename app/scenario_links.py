@@ -348,7 +348,7 @@ def _said(key: str, text: str, base: Scenario | None) -> str:
         return f"Zipf {value['exponent']}"
     form = _WORDS.get(key, f"{key.rpartition('.')[2].replace('_', ' ')} {{}}")
     if value is None:
-        shown = "none"
+        shown = "the rule" if key == "profile" else "none"
     elif isinstance(value, Mapping | list):
         shown = "hardware of your own" if key == "cluster" else "changed"
     elif isinstance(value, int) and not isinstance(value, bool):

@@ -139,7 +139,8 @@ def download(
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]], **options: Any) -> Any:
-    """Draw rows below their header over the whole width."""
+    """Draw rows below their header over the whole width; two columns of one title would be one."""
+    assert len(set(header)) == len(header), header
     columns = {title: [row[number] for row in rows] for number, title in enumerate(header)}
     return st.dataframe(columns, width="stretch", hide_index=True, **options)
 

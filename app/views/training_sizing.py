@@ -6,6 +6,7 @@ import csv
 import hashlib
 import io
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, get_args
 
 import streamlit as st
@@ -109,7 +110,7 @@ def _options() -> dict[str, Any] | None:
 
 def _answer(sizing: Sizing) -> None:
     limits = limits_text(sizing.deadline_days, sizing.budget_usd)
-    st.caption(escaped(f"{len(sizing.points)} legal sizes, {len(sizing.illegal)} illegal; {limits}"))
+    st.caption(escaped(f"{len(sizing.points)} legal sizes, {len(sizing.illegal)} illegal; limits: {limits}"))
     if sizing.winners:
         for place, (key, row) in zip(st.columns(len(sizing.winners)), sizing.winners.items(), strict=True):
             _tile(place, f"{WINS[key][0].upper()}{WINS[key][1:]}", row)
@@ -117,9 +118,9 @@ def _answer(sizing: Sizing) -> None:
         st.warning(escaped(sizing.reason()), icon=":material/event_busy:")
     for side in sizing.sides:
         rows = [row for row in (side.misses, side.keeps) if row is not None]
-        texts = [f"{'keeps' if row is side.keeps else 'misses'}: {sized_text(row)}" for row in rows]
-        where = f"{side.accelerator} on both sides of the {side.limit}"
-        st.caption(escaped(f"{where}: {'; '.join(texts)}. {side.between}"))
+        verbs = ["keeps" if row is side.keeps else "misses" for row in rows]
+        told = [f"{sized_text(row)}, which {v} the {side.limit}" for row, v in zip(rows, verbs, strict=True)]
+        st.caption(escaped("; ".join([*told, *([side.between] if side.between else [])])))
     if sizing.frontier:
         st.header("Cost against days", anchor=False)
         dots = [
@@ -187,8 +188,12 @@ def _sizes(points: Sequence[SizedPlan]) -> None:
     """The table of all sizes; a chosen one can be adopted as the scenario."""
     if not points:
         return
+    heads = [
+        "accelerator" if head == "of" else f"{before}, {head}" if head == "80 %" else head
+        for before, head in pairwise(("", *SIZED_HEADS))
+    ]
     event = widgets.table(
-        SIZED_HEADS, [sized_cells(row) for row in points], key="all sizes", on_select="rerun",
+        heads, [sized_cells(row) for row in points], key="all sizes", on_select="rerun",
         selection_mode="single-row",
     )  # fmt: skip
     picked = event["selection"]["rows"] if event else []
