@@ -188,7 +188,7 @@ def _find(model: str, accelerator: str, n_gpus: int, sequences: int, length: int
             predictions.scenario_for,
             str(uploads.folder()), model, accelerator, n_gpus, sequences, length,
             lane="read",
-        ).result(60.0)  # fmt: skip
+        ).result(jobs.MOST_WAITING * jobs.READ_S)  # fmt: skip
     except InputError as error:
         st.error(escaped(error), icon=":material/error:")
         for value in error.nearest if error.key == "gpus" else ():
