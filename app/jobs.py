@@ -297,8 +297,8 @@ _cores = os.cpu_count() or 1
 _lanes = {
     "read": Lane(max(2, _cores), 0),  # reads a link or an upload, before anything else of a page
     "short": Lane(max(2, _cores), 0),  # a page waits for it
-    "beside": Lane(1, 10),  # takes some seconds while the page is already shown
-    "long": Lane(max(1, _cores // 2), 15),
+    "beside": Lane(1, 5),  # takes some seconds while the page is already shown
+    "long": Lane(max(1, _cores // 2), 10),
 }
 
 

@@ -70,7 +70,7 @@ def unlike(sides: Sequence[Side]) -> list[str]:
 
 PER = {
     "tokens_per_usd": "Tokens per $",
-    "usd_per_billion_tokens": "Cost of a B tokens",
+    "usd_per_billion_tokens": "Cost per B tokens",
     "gpu_hours_per_billion_tokens": "GPU-hours per B tokens",
 }
 """Figures per dollar or per token, which stay comparable where GPUs, prices or tokens differ."""

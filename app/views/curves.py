@@ -93,8 +93,8 @@ def _known(run: CurveRun, axes: Sequence[CurveAxis], figure: str, same: bool) ->
     ready = "" if run.whole else f" ({len(run.bands) / run.total:.0%} are ready)"
     st.caption(
         ":material/diamond: the present value · open circles do not fit into memory · "
-        f":material/close: illegal (hover for the reason) · bars: P10 to P90 of each point{ready}, which the "
-        "points of a curve share in large part. Choose a point to use its value."
+        f":material/close: illegal (hover for the reason) · bars: P10 to P90 of each point{ready}; the "
+        "points of a curve share most of it. Choose a point to use its value."
     )
     _charts(run, axes, figure, same)
     _table(run, axes, figure)

@@ -25,6 +25,7 @@ from moesim.app.pages import SERVED_HOME
 from moesim.app.texts import compact, money, plain, span, written
 from moesim.cli import main
 from moesim.hwmodels.calibration import load_profile
+from moesim.hwmodels.units import in_unit
 
 FEWER = (*JOB, "communication.sms=8")
 
@@ -154,7 +155,7 @@ def test_figures_of_pages_about_the_home_case_are_those_of_the_command_line(
     step = read["ranks"][0]["steps"][0]
     keys = {"Step": "wall_ns", "Busy": "busy_ns", "Computing": "compute_ns", "Idle": "idle_ns"}
     for label, key in keys.items():
-        assert metrics(page)[label] == f"{step[key] / 1e6:,.2f} ms"
+        assert metrics(page)[label] == f"{in_unit(step[key] / 1e9, 'ms', 's'):,.2f} ms"
 
 
 @pytest.mark.long

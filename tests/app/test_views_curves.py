@@ -32,7 +32,7 @@ def captions(app: testing.AppTest) -> str:
 
 
 def whole(app: testing.AppTest) -> bool:
-    return "P10 to P90 of each point, which" in captions(app)
+    return "P10 to P90 of each point; the" in captions(app)
 
 
 @pytest.mark.long
