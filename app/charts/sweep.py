@@ -118,7 +118,7 @@ def _scale(at: Sequence[float], own: int) -> tuple[bool, list[float], list[int]]
 
     The value at `own` always has its tick.
     """
-    log = at[0] > 0.0 and at[-1] > LOG_FROM * at[0]
+    log = at[0] > 0.0 and at[-1] >= LOG_FROM * at[0]
     places = [math.log10(value) for value in at] if log else list(at)
     room = TICK_ROOM * (places[-1] - places[0])
     kept = [own]
@@ -167,7 +167,7 @@ def curve(
 ) -> go.Figure:
     """A line through the legal values on a true scale, with gaps where a value is illegal.
 
-    `ticks`: every value in words, in order. `values`: the values themselves; over more than a factor of
+    `ticks`: every value in words, in order. `values`: the values themselves; from a factor of
     `LOG_FROM` the axis is logarithmic. `own`: place of the present value. `ends`: range of the y
     axis, where charts share it. Charts are kept, because a page with eight of them is drawn anew whenever a
     point is known.
