@@ -131,13 +131,10 @@ def test_figures_of_pages_about_the_home_case_are_those_of_the_command_line(
     assert shown["Error"] == error == metrics(page)["Home case, time per step"]
     assert f"{own['step']['time_s']:.3f} s, published {published['published']:.3f} s" in words(page)
     count = told(capsys, "topology", "deepseek-h800-2048")
-    page = words(session("topology", preset=HOME))
+    said, cables = words(session("topology", preset=HOME)), count["cables"]["leaf-spine"]
     for name in ("leaf", "spine", "nvswitch"):
-        assert f"{count['switches'][name]:,} {NAMES[name]}" in page
-    assert (
-        f"{count['gpus']:,} GPUs" in page
-        and f"{count['cables']['leaf-spine']:,} cables leaf to spine" in page
-    )
+        assert f"{count['switches'][name]:,} {NAMES[name]}" in said
+    assert f"{count['gpus']:,} GPUs" in said and f"{cables:,} cables leaf to spine" in said
     fleet = told(capsys, "simulate", HOME, *sets(TEXTS))
     names = ("Step time", "Tokens/s/GPU", "Duration", "Cost")
     shown = metrics(session("fleet"))
@@ -204,7 +201,7 @@ def test_figures_of_pages_that_search_are_those_of_the_command_line(
         app,
         lambda page: 'class="figures"' in html_of(page) and not any(b.label == "Stop" for b in page.button),
     )
-    for row in moesim.compare_hardware(job, names, search="narrow").clusters:
+    for row in moesim.compare_hardware(job, names, gpus=16, search="narrow").clusters:
         assert written("step_time_s", row.figures["step_time_s"].predicted) in html_of(app)
 
 
