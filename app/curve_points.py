@@ -1,13 +1,18 @@
-"""The points of the page Curves: which are known, and which are computed next, the nearest ones first."""
+"""The points of the page Curves: which are known, and which are computed next, the nearest ones first.
+
+Their intervals come after all of the points.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
+from typing import Any
 
 from moesim.app import jobs, predictions
 from moesim.hwmodels.errors import MoesimError
+from moesim.simulator.predict.work_size import Band
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.studies.curves import AxisName, CurveAxis, CurvePoint
 
@@ -24,6 +29,8 @@ class CurvePart:
     axis: CurveAxis
     places: tuple[int, ...]
     key: str
+    intervals: bool = False
+    """Whether the job computes the intervals at the values, not the figures."""
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -39,17 +46,24 @@ class CurveRun:
     scenario: Scenario
     parts: tuple[CurvePart, ...]
     points: dict[tuple[AxisName, int], CurvePoint] = field(default_factory=dict)
+    bands: dict[tuple[AxisName, int], Mapping[str, Band]] = field(default_factory=dict)
+    """Intervals by figure; none at a value that cannot be predicted."""
     running: dict[str, jobs.Job] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
         """Number of points of all curves."""
-        return sum(len(part.places) for part in self.parts)
+        return sum(len(part.places) for part in self.parts if not part.intervals)
 
     @property
     def done(self) -> bool:
         """Whether every point is known."""
         return len(self.points) == self.total
+
+    @property
+    def whole(self) -> bool:
+        """Whether every interval is known too."""
+        return self.done and len(self.bands) == self.total
 
     def step(self) -> None:
         """Take over what is known, and ask for the next points; returns at once."""
@@ -62,14 +76,16 @@ class CurveRun:
             if job is not None and job.done:
                 try:
                     self._take(part, job.result())
-                except MoesimError as error:  # these points carry its reason
-                    self._take(part, [CurvePoint(value, "failed", str(error)) for value in part.values])
+                except MoesimError as error:  # these points carry its reason, and have no interval
+                    failed = [CurvePoint(value, "failed", str(error)) for value in part.values]
+                    self._take(part, [{}] * len(failed) if part.intervals else failed)
         for part in self._missing():
             if len(self.running) >= AT_ONCE:
                 break
             if part.key not in self.running:
+                work = predictions.curve_bands if part.intervals else predictions.points
                 self.running[part.key] = jobs.submit(
-                    part.key, predictions.points, self.scenario, part.axis.name, part.values, lane="beside"
+                    part.key, work, self.scenario, part.axis.name, part.values, lane="beside"
                 )
 
     def stop(self) -> None:
@@ -88,12 +104,15 @@ class CurveRun:
         }
 
     def _missing(self) -> list[CurvePart]:
-        return [part for part in self.parts if (part.axis.name, part.places[0]) not in self.points]
+        return [part for part in self.parts if (part.axis.name, part.places[0]) not in self._known(part)]
 
-    def _take(self, part: CurvePart, points: Sequence[CurvePoint]) -> None:
+    def _known(self, part: CurvePart) -> dict[tuple[AxisName, int], Any]:
+        return self.bands if part.intervals else self.points
+
+    def _take(self, part: CurvePart, values: Sequence[Any]) -> None:
         self.running.pop(part.key, None)
-        for place, point in zip(part.places, points, strict=True):
-            self.points[part.axis.name, place] = point
+        for place, value in zip(part.places, values, strict=True):
+            self._known(part)[part.axis.name, place] = value
 
 
 def curve_run(key: str, scenario: Scenario, axes: Sequence[CurveAxis]) -> CurveRun:
@@ -110,4 +129,5 @@ def curve_run(key: str, scenario: Scenario, axes: Sequence[CurveAxis]) -> CurveR
             ]
         )
     order = [part for round_ in zip_longest(*by_axis) for part in round_ if part is not None]
-    return CurveRun(key, scenario, tuple(order))
+    intervals = [replace(part, key=f"{part.key}/intervals", intervals=True) for part in order]
+    return CurveRun(key, scenario, (*order, *intervals))

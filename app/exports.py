@@ -216,7 +216,10 @@ def html_report(scenario: Scenario, result: Result) -> str:
         _section("Memory of the fullest GPU", _memory(result)),
         "" if result.run.report is None else _run(result.run.report),
         _list("Warnings", result.warnings),
-        _list("Defaults that nobody stated", [f"{d.key} = {d.text}: {d.why}" for d in result.defaults]),
+        _list(
+            "Values that the scenario leaves to rules",
+            [f"{d.key} = {d.text}: {d.why}" for d in result.defaults],
+        ),
         _list("Extrapolated, or without a measurement", result.extrapolated),
         _section("Where every number comes from", _provenance(result)),
         _section("The scenario", f"<pre>{escape(scenario_yaml(scenario))}</pre>"),

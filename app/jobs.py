@@ -41,9 +41,11 @@ A full plan search of the home case needs 0.5 GB."""
 VALUE_BYTES = 16_000_000
 """Size limit of a job's pickled result, which the server holds. The trace of the home case has 3 MB."""
 READ_S = 20.0
-"""Time limit for reading a link or an upload."""
+"""Processor time that reading a link or an upload may take."""
 SHORT_S = 60.0
 LONG_S = 600.0
+CLOCK = 3.0
+"""Seconds on the clock for each second of a job's processor time, at most: jobs give way to other work."""
 
 LIMITS = WorkLimits(
     most_bytes=1_300_000_000,
@@ -88,7 +90,7 @@ def enforce(budget_s: float) -> None:
         with suppress(ValueError, OSError):  # a system that has no such limit, or a lower one
             resource.setrlimit(kind, (most, most))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, CLOCK * seconds)
 
 
 _once_sent: list[Callable[[], None]] = []
@@ -295,8 +297,8 @@ _cores = os.cpu_count() or 1
 _lanes = {
     "read": Lane(max(2, _cores), 0),  # reads a link or an upload, before anything else of a page
     "short": Lane(max(2, _cores), 0),  # a page waits for it
-    "beside": Lane(1, 10),  # takes some seconds while the page is already shown
-    "long": Lane(max(1, _cores // 2), 15),
+    "beside": Lane(1, 5),  # takes some seconds while the page is already shown
+    "long": Lane(max(1, _cores // 2), 10),
 }
 
 
@@ -373,7 +375,7 @@ def _run(
     job: Job, lane: Lane, function: Callable[..., Any], args: tuple[Any, ...]
 ) -> tuple[bytes | None, MoesimError | None]:
     job.started = time.monotonic()
-    deadline = job.started + job.budget_s
+    deadline = job.started + CLOCK * job.budget_s
     process, ended = 0, False
     with _started().connect() as pipe:
         try:
@@ -381,7 +383,7 @@ def _run(
             while not job.cancelled:
                 if time.monotonic() > deadline:
                     return None, JobError(
-                        f"the computation took longer than its {job.budget_s:.0f} s and was stopped"
+                        f"the computation took longer than its {CLOCK * job.budget_s:.0f} s and was stopped"
                     )
                 if not pipe.poll(0.05):
                     continue
@@ -397,7 +399,7 @@ def _run(
             ended = True
             return None, JobError(
                 "the computation ended without a result: its process was ended, as for more memory than its "
-                f"{JOB_BYTES / 1e9:.1f} GB or more time than its {job.budget_s:.0f} s"
+                f"{JOB_BYTES / 1e9:.1f} GB or more processor time than its {job.budget_s:.0f} s"
             )
         finally:
             if process and not ended:

@@ -22,7 +22,7 @@ from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.calibration import fitting_profiles
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.confidence import best_profile
-from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.errors import InputError, MoesimError
 from moesim.hwmodels.files import READ_BELOW
 from moesim.hwmodels.node import load_node
 from moesim.hwmodels.topologies import Inventory
@@ -45,8 +45,8 @@ from moesim.simulator.scoring.published_collectives import CollectiveRow, score_
 from moesim.simulator.scoring.scoreboard import ScoredRow, open_rows
 from moesim.simulator.scoring.scoreboard.score import score_row
 from moesim.simulator.studies import result_cache
-from moesim.simulator.studies.compare import Neighbour, change_bands
-from moesim.simulator.studies.curves import AxisName, CurvePoint, curve_point
+from moesim.simulator.studies.compare import Neighbour, bands_of_draws, change_bands
+from moesim.simulator.studies.curves import AxisName, CurvePoint, curve_point, overrides_at
 from moesim.simulator.studies.uncertainty import DRAWS, Sensitivity
 
 Progress = Callable[[float | None, str], None]
@@ -222,6 +222,17 @@ def nearest_plans(scenario: Scenario, progress: Progress) -> tuple[Repair, ...]:
 def points(scenario: Scenario, name: AxisName, values: tuple[float, ...]) -> tuple[CurvePoint, ...]:
     """Some points of one curve; what exceeds the dashboard's limits is a point with the reason."""
     return tuple(curve_point(scenario, name, value, jobs.admit) for value in values)
+
+
+def curve_bands(scenario: Scenario, name: AxisName, values: tuple[float, ...]) -> tuple[dict[str, Band], ...]:
+    """The intervals of the figures at some points of one curve; none at a value that cannot be predicted."""
+    found: list[dict[str, Band]] = []
+    for value in values:
+        found.append({})
+        with suppress(MoesimError):
+            changed = jobs.admit(scenario.overridden(*overrides_at(scenario, name, value)))
+            found[-1] = bands_of_draws(moesim.simulate(changed), relative_draws(changed))
+    return tuple(found)
 
 
 # -- hardware jobs -----------------------------------------------------------------------------------

@@ -290,8 +290,8 @@ _WORDS: Mapping[str, str] = {
     "run": "run of {}",
     "run.tokens": "{} tokens",
     "run.start": "start {}",
-    "run.failures": "failures as at {}",
-    "run.restart": "restarts as at {}",
+    "run.failures": "failures from {}",
+    "run.restart": "restart times from {}",
 }
 """What people call a change of a key; `{}` is its value."""
 MOST_WORDS = 4
@@ -348,7 +348,7 @@ def _said(key: str, text: str, base: Scenario | None) -> str:
         return f"Zipf {value['exponent']}"
     form = _WORDS.get(key, f"{key.rpartition('.')[2].replace('_', ' ')} {{}}")
     if value is None:
-        shown = "none"
+        shown = "the rule" if key == "profile" else "none"
     elif isinstance(value, Mapping | list):
         shown = "hardware of your own" if key == "cluster" else "changed"
     elif isinstance(value, int) and not isinstance(value, bool):

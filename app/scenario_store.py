@@ -351,7 +351,7 @@ def open_short_link() -> None:
         waits = _waiting.get((LINKS, code))
         found = (waits.written,) if waits is not None else _on_disk("read", read)
     if found is None or not found[0]:
-        why = "it cannot be read now" if found is None else "this server does not know it (any more)"
+        why = "it cannot be read now" if found is None else "this server no longer knows it"
         st.session_state[state.LINK_PROBLEM] = f"The short link {code[:40]} cannot be opened: {why}."
         return
     st.query_params.from_dict(parse_qs(str(found[0])))

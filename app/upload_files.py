@@ -72,7 +72,7 @@ def _path(file: Any) -> Path | None:
 
 def forgotten() -> InputError:
     """The error for a file that this server does not have any more."""
-    return InputError("the uploaded file is not on this server (any more); upload it again")
+    return InputError("the uploaded file is no longer on this server; upload it again")
 
 
 def _file_of(data: bytes) -> Path | None:

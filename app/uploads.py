@@ -137,8 +137,8 @@ _MARKS: tuple[tuple[str, str, str, str], ...] = (
     ("model", r'"?(?:model_type|hidden_size|num_hidden_layers)"?\s*:', "a model's config.json",
      "Start, and Scenario under Open or save, read it as a model"),
     ("index", r'"weight_map"\s*:', "an index of weights", "the config.json beside it describes the model"),
-    ("tokenizer", r'"(?:tokenizer_class|added_tokens|merges)"\s*:', "a tokenizer's file",
-     "the config.json beside it describes the model"),
+    ("tokenizer", r'"(?:tokenizer_class|added_tokens|merges|pre_tokenizer|truncation)"\s*:',
+     "a tokenizer's file", "the config.json beside it describes the model"),
     ("deepspeed", r'"(?:zero_optimization|train_micro_batch_size_per_gpu)"\s*:', "a DeepSpeed configuration",
      "moesim import launch reads it on the command line"),
     ("result", r'"schema_version"\s*:', "a result that moesim printed",
@@ -233,9 +233,7 @@ def path_of(token: str) -> Path:
     """The path of an upload; raises InputError for a malformed token, or where the file is gone."""
     path = folder() / token
     if not TOKEN.fullmatch(token) or not path.is_file():
-        raise InputError(
-            f"the uploaded file {token[:80]!r} is not on this server (any more); upload it again"
-        )
+        raise InputError(f"the uploaded file {token[:80]!r} is no longer on this server; upload it again")
     return path
 
 

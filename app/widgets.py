@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -138,7 +139,8 @@ def download(
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]], **options: Any) -> Any:
-    """Draw rows below their header over the whole width."""
+    """Draw rows below their header over the whole width; two columns of one title would be one."""
+    assert len(set(header)) == len(header), header
     columns = {title: [row[number] for row in rows] for number, title in enumerate(header)}
     return st.dataframe(columns, width="stretch", hide_index=True, **options)
 
@@ -148,9 +150,25 @@ def _has_alt() -> bool:
     return "alt" in inspect.signature(st.plotly_chart).parameters
 
 
+PAINT_S = 0.35
+"""Time that a browser needs to fetch the parts of a tile and to draw it."""
+READ = "charts read"
+"""Session key that says whether the browser has read the library of charts."""
+
+
+def numbers_first() -> None:
+    """Let the browser draw the numbers sent so far before the first chart of a session comes.
+
+    A chart makes it read a library of 5 MB, during which it draws nothing.
+    """
+    if st.context.url and not st.session_state.get(READ):  # no address: nobody watches
+        time.sleep(PAINT_S)
+
+
 def figure(chart: Any, alt: str, key: str | None = None, **options: Any) -> Any:
     """Draw a Plotly figure over the whole width, with an alternative text for screen readers."""
     extra: dict[str, Any] = {"alt": alt} if _has_alt() else {}
     unused = ["lasso2d", "select2d", "zoomIn2d", "zoomOut2d", "autoScale2d"]
     config = {"displaylogo": False, "displayModeBar": "hover", "modeBarButtonsToRemove": unused}
+    st.session_state[READ] = True
     return st.plotly_chart(chart, width="stretch", config=config, key=key, **extra, **options)

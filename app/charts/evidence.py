@@ -215,8 +215,8 @@ def drift_points(points: Sequence[PointDrift], most: int = MOST) -> go.Figure:
     chart = go.Figure()
     for title, colour, symbol, chosen in (
         ("within both errors", GREY, "circle", [not p.is_beyond for p in shown]),
-        ("larger than both errors", ORANGE, "diamond", [p.is_beyond and not p.is_clear for p in shown]),
-        ("larger, and not by chance", RED, "x", [p.is_clear for p in shown]),
+        ("beyond both errors", ORANGE, "diamond", [p.is_beyond and not p.is_clear for p in shown]),
+        ("beyond, and not by chance", RED, "x", [p.is_clear for p in shown]),
     ):
         own = [(name, p) for name, p, yes in zip(names, shown, chosen, strict=True) if yes]
         errors = [100.0 * (p.old_error + p.new_error) for _, p in own]

@@ -145,7 +145,7 @@ def size_frontier(dots: Sequence[SizeDot], days: float | None, usd: float | None
         chart.add_vline(x=days, line={"color": RED, "dash": "dash"}, annotation_text="deadline")
     if usd is not None:
         chart.add_hline(y=usd, line={"color": RED, "dash": "dash"}, annotation_text="budget")
-    chart.update_xaxes(title="days with stops", type="log")
+    chart.update_xaxes(title="days with interruptions, logarithmic scale", type="log")
     chart.update_yaxes(title="cost of the run ($)", type="log")
     return styled(chart, 420)
 
@@ -165,6 +165,9 @@ def scaling(
             ideal = [values[0] * (x / gpus[0]) ** ideal_power for x in gpus]
             line = {"color": colour, "dash": "dot"}
             add_points(chart, f"{name}, ideal", gpus, ideal, {}, "", "lines", line=line, hoverinfo="skip")
-    chart.update_xaxes(title="GPUs", type="log")
+    ticks = sorted({x for points in lines.values() for x, _ in points})
+    chart.update_xaxes(
+        title="GPUs, logarithmic scale", type="log", tickvals=ticks, ticktext=[f"{x:,}" for x in ticks]
+    )
     chart.update_yaxes(title=label, type="log" if ideal_power is not None else "linear", rangemode="tozero")
     return styled(chart, 380)

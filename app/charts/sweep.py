@@ -64,15 +64,18 @@ def grid(
     points: Sequence[tuple[Value, Value, float | None, str]],
     best: tuple[Value, Value] | None,
 ) -> go.Figure:
-    """A figure over the values of two keys; `points` are (across, up, figure or None, status)."""
-    across = list(dict.fromkeys(str(x) for x, _, _, _ in points))
-    up = list(dict.fromkeys(str(y) for _, y, _, _ in points))
-    cells = {(str(x), str(y)): (z, status) for x, y, z, status in points}
+    """A figure over the values of two keys; `points` are (across, up, figure or None, status).
+
+    Numbers stand on a true scale, so that cells are as wide as the steps between the values.
+    """
+    across, horizontal = _key_axis(keys[0], [x for x, _, _, _ in points])
+    up, vertical = _key_axis(keys[1], [y for _, y, _, _ in points])
+    cells = {(x, y): (z, status) for x, y, z, status in points}
     empty = (None, "not computed yet")
     chart = go.Figure(
         go.Heatmap(
-            x=across,
-            y=up,
+            x=across if horizontal["type"] != "category" else list(map(str, across)),
+            y=up if vertical["type"] != "category" else list(map(str, up)),
             z=[[cells.get((x, y), empty)[0] for x in across] for y in up],
             customdata=[[cells.get((x, y), empty)[1] for x in across] for y in up],
             colorscale=SCALE,
@@ -83,19 +86,46 @@ def grid(
             hovertemplate=f"{keys[0]} %{{x}}, {keys[1]} %{{y}}: %{{z:.4g}}, %{{customdata}}<extra></extra>",
         )
     )
-    tight = [(str(x), str(y)) for x, y, z, status in points if status == "does not fit" and z is not None]
+    tight = [(x, y) for x, y, z, status in points if status == "does not fit" and z is not None]
     for name, places, colour, symbol, size in (
         ("does not fit", tight, RED, "x", 8),
-        ("best", [] if best is None else [(str(best[0]), str(best[1]))], ORANGE, "star", 16),
+        ("best", [] if best is None else [best], ORANGE, "star", 16),
     ):
         if places:
-            x, y = ([place[n] for place in places] for n in range(2))
+            x = [place[0] if horizontal["type"] != "category" else str(place[0]) for place in places]
+            y = [place[1] if vertical["type"] != "category" else str(place[1]) for place in places]
             edge = {"width": 1, "color": "#0e1117"}
             marker = {"color": colour, "symbol": symbol, "size": size, "line": edge}
             chart.add_scatter(name=name, x=x, y=y, mode="markers", marker=marker, hoverinfo="skip")
-    chart.update_xaxes(title=keys[0], type="category")
-    chart.update_yaxes(title=keys[1], type="category")
+    chart.update_layout(xaxis=horizontal, yaxis=vertical)
     return styled(chart, 180 + 34 * max(5, len(up)))
+
+
+def _key_axis(key: str, values: Sequence[Value]) -> tuple[list[Value], dict[str, Any]]:
+    """(the different values in order, the axis): a true scale for two numbers and more, else categories."""
+    found: list[Any] = list(dict.fromkeys(values))
+    if len(found) < 2 or not all(isinstance(v, int | float) and not isinstance(v, bool) for v in found):
+        return found, {"title": key, "type": "category"}
+    found.sort()
+    log, _, kept = _scale(found, 0)
+    title = f"{key}, logarithmic scale" if log else key
+    ticks = {"tickvals": [found[n] for n in kept], "ticktext": [f"{found[n]:g}" for n in kept]}
+    return found, {"title": title, "type": "log" if log else "linear", "tickmode": "array", **ticks}
+
+
+def _scale(at: Sequence[float], own: int) -> tuple[bool, list[float], list[int]]:
+    """(whether an axis of ascending values is logarithmic, their places on it, those with room for a tick).
+
+    The value at `own` always has its tick.
+    """
+    log = at[0] > 0.0 and at[-1] >= LOG_FROM * at[0]
+    places = [math.log10(value) for value in at] if log else list(at)
+    room = TICK_ROOM * (places[-1] - places[0])
+    kept = [own]
+    for n in sorted(range(len(at)), key=lambda n: abs(n - own)):
+        if all(abs(places[n] - places[other]) >= room for other in kept):
+            kept.append(n)
+    return log, places, sorted(kept)
 
 
 # -- curves ------------------------------------------------------------------------------------------
@@ -113,7 +143,8 @@ MOST_REASON = 150
 class Mark(NamedTuple):
     """One point: its place on the axis, the value in words, the figure and its words, and a reason.
 
-    `figure` is None where the value is illegal; `fits` tells whether the plan has the memory.
+    `figure` is None where the value is illegal; `fits` tells whether the plan has the memory; `band` is P10
+    and P90 of the figure.
     """
 
     place: int
@@ -122,6 +153,7 @@ class Mark(NamedTuple):
     text: str
     reason: str
     fits: bool
+    band: tuple[float, float] | None = None
 
 
 @lru_cache(maxsize=256)
@@ -131,15 +163,14 @@ def curve(
     own: int,
     label: str,
     ends: tuple[float, float] | None = None,
-    band: tuple[float, float] | None = None,
     values: tuple[float, ...] = (),
 ) -> go.Figure:
     """A line through the legal values on a true scale, with gaps where a value is illegal.
 
-    `ticks`: every value in words, in order. `values`: the values themselves; over more than a factor of
+    `ticks`: every value in words, in order. `values`: the values themselves; from a factor of
     `LOG_FROM` the axis is logarithmic. `own`: place of the present value. `ends`: range of the y
-    axis, where charts share it. `band`: P10 and P90 at the present value. Charts are kept, because a page
-    with eight of them is drawn anew whenever a point is known.
+    axis, where charts share it. Charts are kept, because a page with eight of them is drawn anew whenever a
+    point is known.
     """
     places = sorted(marks, key=lambda mark: mark.place)
     legal = [mark for mark in places if mark.figure is not None]
@@ -148,10 +179,6 @@ def curve(
     if ends is not None:
         low = ends[0] + 0.04 * (ends[1] - ends[0])
     at = values or tuple(range(len(ticks)))
-    now = _marks(at, [m for m in legal if m.place == own], PURPLE, "diamond", 13)
-    value = next((m.figure for m in legal if m.place == own), None)
-    if band is not None and value is not None:
-        now["error_y"] = whiskers(band[:1], [value], band[1:], PURPLE)
     line = {
         "type": "scatter",
         "x": [at[mark.place] for mark in places],
@@ -166,7 +193,7 @@ def curve(
         _marks(at, [m for m in legal if m.fits and m.place != own], BLUE, "circle", 8),
         _marks(at, [m for m in legal if not m.fits and m.place != own], RED, "circle-open", 10),
         _marks(at, illegal, ORANGE, "x", 9),
-        now,
+        _marks(at, [m for m in legal if m.place == own], PURPLE, "diamond", 13),
     ]
     return go.Figure({"data": data, "layout": _layout(at, _without_unit(ticks), own, label, ends)})
 
@@ -174,14 +201,8 @@ def curve(
 def _layout(
     at: Sequence[float], ticks: Sequence[str], own: int, label: str, ends: tuple[float, float] | None
 ) -> dict[str, Any]:
-    log = at[0] > 0.0 and at[-1] > LOG_FROM * at[0]
-    places = [math.log10(value) for value in at] if log else list(at)
-    room = TICK_ROOM * (places[-1] - places[0])
-    kept = [own]  # ticks that leave room for each other, the present value's always among them
-    for n in sorted(range(len(at)), key=lambda n: abs(n - own)):
-        if all(abs(places[n] - places[other]) >= room for other in kept):
-            kept.append(n)
-    kept, margin = sorted(kept), 0.06 * (places[-1] - places[0])
+    log, places, kept = _scale(at, own)
+    margin = 0.06 * (places[-1] - places[0])
     shown = [ticks[n] for n in kept]
     title = {"text": label, "font": {"size": 11}}
     vertical: dict[str, Any] = {"title": title, "automargin": True, "nticks": 5, "tickfont": {"size": 11}}
@@ -226,10 +247,14 @@ def _without_unit(ticks: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _marks(at: Sequence[float], marks: Sequence[Mark], colour: str, symbol: str, size: int) -> dict[str, Any]:
+    values = [mark.figure or 0.0 for mark in marks]
+    ends = [mark.band or (value, value) for mark, value in zip(marks, values, strict=True)]
+    bars = whiskers([low for low, _ in ends], values, [high for _, high in ends], colour)
     return {
         "type": "scatter",
         "x": [at[mark.place] for mark in marks],
         "y": [mark.figure for mark in marks],
+        "error_y": {**bars, "thickness": 1.5, "width": 3},
         "mode": "markers",
         "marker": {"color": colour, "symbol": symbol, "size": size, "line": {"width": 2, "color": colour}},
         "customdata": [[mark.value, mark.text, _cut(mark.reason)] for mark in marks],

@@ -108,7 +108,7 @@ def _curves(profile: CalibrationProfile, accelerator: Accelerator) -> None:
             chart = charts.over_sms(rates, "rate (GB/s per GPU)")
             widgets.figure(chart, "Communication rate against SMs", key="rates")
         else:
-            st.info("This profile has no rate over a number of SMs.")
+            st.info("This profile has no rate measured against the number of SMs.")
     with right:
         st.header("Slow-down against SMs")
         try:
@@ -126,16 +126,16 @@ def _curves(profile: CalibrationProfile, accelerator: Accelerator) -> None:
         if lines:
             widgets.figure(charts.slow_downs(lines), "Slow-down against communication SMs", key="laws")
             st.caption(
-                f"On {escaped(accelerator.name)}; an SM-aware GEMM kernel leaves those SMs free that "
-                "communication holds."
+                f"On {escaped(accelerator.name)}. An SM-aware GEMM is launched on the SMs that "
+                "communication leaves free, an SM-unaware one as if it had all of them."
             )
         else:
-            st.info("This profile has no law of slow-down beside communication.")
+            st.info("This profile does not say how much communication slows down compute.")
 
 
 def _entries(profile: CalibrationProfile) -> None:
     entries = list(profile.entries())
-    st.header("What each entry states about itself")
+    st.header("Entries and their stated errors")
     kinds = sorted({entry.kind for entry in entries})
     wanted = st.pills("Kind of evidence", kinds, selection_mode="multi", key="entry kinds") or kinds
     shown = [entry for entry in entries if entry.kind in wanted]
@@ -165,7 +165,7 @@ def _drift(old: CalibrationProfile, new: CalibrationProfile) -> None:
     points, shared = compare_points(old, new), shared_entries(old, new)
     if not points:
         st.info(
-            f"The two profiles hold the same figures in all {shared} common entries."
+            f"The two profiles have the same figures in all {shared} common entries."
             if shared
             else "The two profiles have no entry in common that can be compared."
         )
@@ -184,7 +184,7 @@ def _drift(old: CalibrationProfile, new: CalibrationProfile) -> None:
 
 def _points(points: Sequence[PointDrift], name: str) -> None:
     """Every shape with both errors, its change and its error bar; the most significant first."""
-    only = st.checkbox("Only changes larger than both stated errors", key="drift beyond")
+    only = st.checkbox("Only changes beyond both errors", key="drift beyond")
     shown = [point for point in points if point.is_beyond or not only]
     header = ("entry", "shape or point", "change", "± error", "old error", "new error", "change / error", "")
     rows: list[tuple[str | float | None, ...]] = [
@@ -196,9 +196,9 @@ def _points(points: Sequence[PointDrift], name: str) -> None:
             point.old_error,
             point.new_error,
             point.significance if point.significance < inf else None,
-            "significant after correction"
+            "beyond, and not by chance"
             if point.is_clear
-            else "larger than both errors"
+            else "beyond both errors"
             if point.is_beyond
             else "within",
         )

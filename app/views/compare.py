@@ -45,7 +45,7 @@ def unlike(sides: Sequence[Side]) -> list[str]:
     gpus = [f"{scenario.machine.n_gpus:,}" for scenario, _ in sides]
     if len(set(gpus)) > 1:
         found.append(
-            f"Not the same number of GPUs: {each(gpus)}. Compare what is counted a GPU, a dollar or a "
+            f"Not the same number of GPUs: {each(gpus)}. Compare figures per GPU, per dollar or per "
             "token; step time, days and tokens a day are those of the whole cluster."
         )
     kinds = [result.confidence for _, result in sides]
@@ -70,7 +70,7 @@ def unlike(sides: Sequence[Side]) -> list[str]:
 
 PER = {
     "tokens_per_usd": "Tokens per $",
-    "usd_per_billion_tokens": "Cost of a B tokens",
+    "usd_per_billion_tokens": "Cost per B tokens",
     "gpu_hours_per_billion_tokens": "GPU-hours per B tokens",
 }
 """Figures per dollar or per token, which stay comparable where GPUs, prices or tokens differ."""
@@ -212,7 +212,7 @@ def _choose(kept: Sequence[scenario_store.Kept], current: scenario_store.Kept) -
         format_func=lambda text: words.get(text, text),
         max_selections=scenario_store.MOST - 1,
         placeholder="recent scenarios and presets",
-        help="What is chosen here is pinned, as by the pin in the bar above",
+        help="Scenarios chosen here are pinned, as with the pin in the bar above",
         on_change=lambda: scenario_store.pin_all(st.session_state[key]),
     )
 

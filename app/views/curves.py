@@ -12,7 +12,6 @@ from moesim.app.charts import sweep as charts
 from moesim.app.curve_points import CurveRun, curve_run
 from moesim.app.texts import escaped, written
 from moesim.app.views import headline
-from moesim.simulator.studies.compare import bands_of_draws
 from moesim.simulator.studies.curves import CurveAxis, CurvePoint, axes, overrides_at
 
 FIGURES = {
@@ -60,7 +59,7 @@ def show() -> None:
         run = st.session_state["curves"] = curve_run(key, scenario, found)
     run.step()
     if run.done:
-        _still(run, found, figure or names[0], same)
+        (_still if run.whole else _widening)(run, found, figure or names[0], same)
     else:
         _growing(run, found, figure or names[0], same)
 
@@ -72,22 +71,32 @@ def _growing(run: CurveRun, axes: Sequence[CurveAxis], figure: str, same: bool) 
     if run.done:
         st.rerun(scope="app")
     st.caption(f":material/hourglass_top: {len(run.points)} of {run.total} points, the nearest ones first")
-    _charts(run, axes, figure, same, None)
+    _charts(run, axes, figure, same)
+
+
+@page_switch.redrawn(3.0 * POLL_S)
+def _widening(run: CurveRun, axes: Sequence[CurveAxis], figure: str, same: bool) -> None:
+    """Draw the curves while the intervals of their points are still computed."""
+    run.step()
+    if run.whole:
+        st.rerun(scope="app")
+    _known(run, axes, figure, same)
 
 
 @st.fragment
 def _still(run: CurveRun, axes: Sequence[CurveAxis], figure: str, same: bool) -> None:
-    """Draw the curves when all points are known."""
-    draws = headline.draws("curves", [run.scenario])
-    band = None  # the interval of the scenario as it is, once it is known
-    if draws is not None:
-        band = bands_of_draws(state.result_of(run.scenario), draws[0]).get(figure)
-    told = "" if band is None else f"; the bar at the present value is {headline.interval(figure, band)}"
+    """Draw the curves when everything is known."""
+    _known(run, axes, figure, same)
+
+
+def _known(run: CurveRun, axes: Sequence[CurveAxis], figure: str, same: bool) -> None:
+    ready = "" if run.whole else f" ({len(run.bands) / run.total:.0%} are ready)"
     st.caption(
         ":material/diamond: the present value · open circles do not fit into memory · "
-        f":material/close: illegal, the pointer says why{told}. Choose a point to use its value."
+        f":material/close: illegal (hover for the reason) · bars: P10 to P90 of each point{ready}; the "
+        "points of a curve share most of it. Choose a point to use its value."
     )
-    _charts(run, axes, figure, same, None if band is None else (band.p10, band.p90))
+    _charts(run, axes, figure, same)
     _table(run, axes, figure)
 
 
@@ -96,7 +105,6 @@ def _charts(
     axes: Sequence[CurveAxis],
     figure: str,
     same: bool,
-    band: tuple[float, float] | None,
 ) -> None:
     ends = None
     values = [v for p in run.points.values() if p.status == "ok" and (v := p.figures.get(figure)) is not None]
@@ -108,7 +116,7 @@ def _charts(
         row = axes[first : first + COLUMNS]
         for place, axis in zip(st.columns(COLUMNS, gap="medium"), row, strict=False):
             with place, st.container(key=f"curve of {axis.name}"):
-                _one(run, axis, figure, ends, band)
+                _one(run, axis, figure, ends)
 
 
 def _one(
@@ -116,7 +124,6 @@ def _one(
     axis: CurveAxis,
     figure: str,
     ends: tuple[float, float] | None,
-    band: tuple[float, float] | None,
 ) -> None:
     points = run.of(axis)
     st.markdown(f"**{escaped(axis.label)}** = {escaped(axis.words[axis.own])}{_span(points, axis, figure)}")
@@ -128,12 +135,13 @@ def _one(
             _words(point, figure),
             point.reason,
             point.status != "does not fit",
+            _band(run, axis, place, figure),
         )
         for place, point in points.items()
     )
     spoken = "; ".join(f"{axis.words[n]}: {_words(point, figure)}" for n, point in points.items())
     event = widgets.figure(
-        charts.curve(marks, axis.words, axis.own, _unit(run, figure), ends, band, axis.values),
+        charts.curve(marks, axis.words, axis.own, _unit(run, figure), ends, axis.values),
         f"{FIGURES[figure]} against {axis.label}: {spoken}",
         f"curve {axis.name}",
         on_select="rerun",
@@ -145,6 +153,12 @@ def _one(
         chosen = min(range(len(axis.values)), key=lambda n: abs(axis.values[n] - picked[0]["x"]))
     if chosen is not None and chosen in points and chosen != axis.own:
         _offer(run, axis, points[chosen], axis.words[chosen])
+
+
+def _band(run: CurveRun, axis: CurveAxis, place: int, figure: str) -> tuple[float, float] | None:
+    """P10 and P90 of the figure at one value; None while they are unknown."""
+    band = run.bands.get((axis.name, place), {}).get(figure)
+    return None if band is None else (band.p10, band.p90)
 
 
 def _unit(run: CurveRun, figure: str) -> str:
@@ -184,6 +198,11 @@ def _words(point: CurvePoint, figure: str) -> str:
     return "no price" if point.status in ("ok", "does not fit") else point.status
 
 
+def _interval(run: CurveRun, axis: CurveAxis, place: int, figure: str) -> str:
+    ends = _band(run, axis, place, figure)
+    return "" if ends is None else " to ".join(written(figure, end) for end in ends)
+
+
 def _table(run: CurveRun, axes: Sequence[CurveAxis], figure: str) -> None:
     """All points as a table, from which a value can be chosen by the keyboard too."""
     with st.expander("The same as a table"):
@@ -194,6 +213,7 @@ def _table(run: CurveRun, axes: Sequence[CurveAxis], figure: str) -> None:
                     "input": axis.label,
                     "value": axis.words[place],
                     FIGURES[figure]: _words(point, figure),
+                    "P10 to P90": _interval(run, axis, place, figure),
                     "": "now" if place == axis.own else "" if point.status == "ok" else point.status,
                     "why": point.reason,
                 }

@@ -103,7 +103,7 @@ def _beside(row: OpenRow) -> None:
             f"{'inside' if inside else 'outside'}."
         )
     if found.left_out:
-        st.caption("Not expressed: " + "; ".join(escaped(text) for text in found.left_out) + ".")
+        st.caption("The prediction leaves out: " + "; ".join(escaped(text) for text in found.left_out) + ".")
 
 
 KEY = f"evidence/{moesim.__version__}"
@@ -175,10 +175,11 @@ def _headline() -> None:
         with place, st.container(gap=None):
             st.metric(label, value)
             st.caption(words)
+    widgets.numbers_first()
     st.caption(
-        "The home case is predicted now. Medians and coverage come from the table that was computed on "
-        f"{board.computed} (moesim {board.version}, docs/validation.md), because all rows take minutes. No "
-        "constant was fitted to any row. The number of steps is in brackets."
+        f"The home case is predicted now. Medians and coverage come from the table of {board.computed} "
+        f"(moesim {board.version}, docs/validation.md), as all rows take minutes to compute. No constant "
+        "was fitted to any of these steps. In brackets: the number of steps."
     )
     left, right = st.columns([3, 2], gap="large")
     sets = [board.named(name) for name in SETS]
@@ -194,8 +195,8 @@ def _headline() -> None:
 def _scores(draw: Callable[[predictions.Scoreboards], None]) -> None:
     """Draw the scoreboards, or offer to compute them in a job of about twenty simulations."""
     st.markdown(
-        "This version simulates every figure now: for each of three profiles the home case, its variants "
-        "and the whole run. That takes a minute or more."
+        "Every figure is simulated now by this version: three profiles, each with the home case, its "
+        "variants and the whole run, in a minute or more."
     )
     found: Any = widgets.long_work("evidence", KEY, "Compute the scoreboard", predictions.evidence)
     if found is not None:
@@ -206,9 +207,7 @@ def _board(rows: Sequence[Row]) -> None:
     profiles = sorted({row.id.partition("@")[2] or "stand-alone" for row in rows})
     left, right = st.columns([2, 1], vertical_alignment="bottom")
     profile = left.pills("Profile", profiles, selection_mode="multi", key="score profiles") or profiles
-    hide = right.checkbox(
-        "Leave out figures that a profile was calibrated on", value=True, key="score calibrated"
-    )
+    hide = right.checkbox("Leave out what a profile was calibrated on", value=True, key="score calibrated")
     text = st.text_input("Search", key="score words", max_chars=MOST_WORDS).lower()
     shown = [
         row
@@ -247,8 +246,8 @@ def _collectives(rows: Sequence[CollectiveRow]) -> None:
             "class": [TITLES[group.use] for group in groups],
             "group": [group.group for group in groups],
             "rows": [group.rows for group in groups],
-            "median |error|": [f"{group.median_absolute_error:.1%}" for group in groups],
-            "signed median": [f"{group.signed_median_error:+.1%}" for group in groups],
+            "median absolute error": [f"{group.median_absolute_error:.1%}" for group in groups],
+            "median signed error": [f"{group.signed_median_error:+.1%}" for group in groups],
             "worst": [f"{group.worst_error:+.1%} ({group.worst_row})" for group in groups],
         },
         width="stretch",

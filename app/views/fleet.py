@@ -54,8 +54,8 @@ def show_answer(scenario: Scenario, fleet: Scenario, result: Result, texts: Sequ
     )
     st.markdown(
         f"**Bottleneck:** pool {pools.index(slowest) + 1}, {escaped(slowest.pool.accelerator)}, whose ranks "
-        f"idle least ({slowest.idle_s / step_s:.0%} of the step; {escaped(idle)}). Layers are "
-        "already spread by speed and memory; each pool has pipeline ranks in proportion to its GPUs."
+        f"idle least ({slowest.idle_s / step_s:.0%} of the step; {escaped(idle)}). Layers are already spread "
+        "over the pools by speed and memory, and pipeline ranks by number of GPUs."
     )
     names = [f"{n}: {share.pool.n_gpus:,} {share.pool.accelerator}" for n, share in enumerate(pools, start=1)]
     left, right = st.columns(2, gap="large")
@@ -89,7 +89,7 @@ def _table(names: Sequence[str], pools: Sequence[PoolShare]) -> None:
                 "layers": share.pool.layers,
                 "one layer": format_quantity(share.pool.layer_s, "s"),
                 "idle": share.idle_s,
-                "GiB a GPU": in_unit(share.pool.memory.total_bytes, "GiB", "bytes"),
+                "GiB per GPU": in_unit(share.pool.memory.total_bytes, "GiB", "bytes"),
                 "memory": share.pool.memory.verdict,
                 "rent of the run": money(share.usd),
                 "profile": share.pool.profile,
@@ -100,24 +100,24 @@ def _table(names: Sequence[str], pools: Sequence[PoolShare]) -> None:
         hide_index=True,
         column_config={
             "idle": st.column_config.NumberColumn("idle (s)", format="%.2f"),
-            "GiB a GPU": st.column_config.NumberColumn(format="%.1f"),
+            "GiB per GPU": st.column_config.NumberColumn(format="%.1f"),
         },
     )
     st.caption(
-        "'One layer' is the compute of a layer for one micro-batch, forward and backward, on one GPU of the "
-        "pool. 'Rent of the run' is the main phase at the hourly price of the pool's cluster."
+        "“One layer” is the compute time of a layer for one micro-batch, forward and backward, alone on "
+        "a GPU of the pool. Rent is for the main phase, at the hourly price of the pool's cluster."
     )
 
 
 def _search(fleet: Scenario) -> None:
     """Offer a search for the fleet's best plan, which also compares it with each pool alone."""
-    st.header("Is the fleet worth it?")
+    st.header("Is it worth it?")
     st.caption(
         "Searches for the best plan of the fleet and of each pool alone, so that the comparison is fair."
     )
     key = f"fleet plan/{hashlib.sha256(state.cache_key(fleet).encode()).hexdigest()[:32]}"
     work = (predictions.plan, fleet, {"precision": (fleet.precision,)}, {"objective": "time", "top": 4})
-    found: PlanResult | None = widgets.long_work("fleet plan", key, "Search for its best plan", *work)
+    found: PlanResult | None = widgets.long_work("fleet plan", key, "Find the best plan of the fleet", *work)
     if found is None:
         return
     for sentence in () if found.fleet is None else found.fleet.sentences:
@@ -128,7 +128,7 @@ def _search(fleet: Scenario) -> None:
 
 
 OWN = "the scenario's cluster"
-BEST = "the best of its accelerator"
+BEST = "the best for its accelerator"
 MOST_POOLS = 4
 OTHERS = ("h100-1024", "h200-1024")
 """The first of these that is not the scenario's own cluster is the second pool to begin with."""
@@ -153,8 +153,8 @@ def show() -> None:
     """Draw the page."""
     scenario = state.current()
     st.caption(
-        "One job on several kinds of GPUs: every pipeline rank is on one pool, in proportion to its GPUs, "
-        "and layers are spread by the pools' speed and memory. No collective crosses pools."
+        "One training job on several kinds of GPU. A pool gets pipeline ranks in proportion to its GPUs, and "
+        "layers by its speed and memory. No collective crosses pools."
     )
     pools, clusters = _pools(scenario)
     texts = _settings(scenario, pools, clusters)
@@ -271,10 +271,7 @@ def _settings(scenario: Scenario, pools: Sequence[dict[str, Any]], clusters: Seq
         )
     else:
         pp = now
-        left.warning(
-            "No number of pipeline ranks gives every rank the same number of GPUs of one pool. Change the "
-            "number of nodes of a pool."
-        )
+        left.warning("No number of pipeline ranks divides these pools: change the number of nodes of one.")
     schedules = list(fleet_defaults())
     start = scenario.schedule if scenario.schedule in schedules else schedules[-1]
     schedule = forms.one_of(
@@ -284,7 +281,7 @@ def _settings(scenario: Scenario, pools: Sequence[dict[str, Any]], clusters: Seq
         schedules,
         start,
         key="fleet schedule",
-        help="DualPipe keeps a stage on two ranks, whose gradients would cross pools",
+        help="Without DualPipe: it keeps each stage on two ranks, and their gradients would cross pools",
     )
     recipes = ["fp8", "bf16"]
     known = scenario.precision if scenario.precision in recipes else "bf16"
@@ -319,7 +316,7 @@ def _changes() -> list[str]:
             st.caption("Also changed for the fleet:")
             for text in found:
                 others, key = [other for other in found if other != text] or None, f"fleet change {text}"
-                more = {"icon": ":material/close:", "help": "Take this change back"}
+                more = {"icon": ":material/close:", "help": "Undo this change"}
                 widgets.button(escaped(text), key, forms.put, CHANGES, others, **more)
     return found
 

@@ -236,14 +236,14 @@ def _question(scenario: Scenario) -> tuple[Question, Payment]:
     size = forms.one_of(first.selectbox, "Size", "hardware.size", SIZES, SAME_GPUS, key="hardware size")
     payment: Payment = forms.one_of(
         third.selectbox,
-        "Paid how",
+        "Payment",
         "hardware.payment",
         PAYMENTS,
         "as stated",
         key="hardware payment",
         format_func=lambda term: PAID.get(term, f"all paid {headline.term_words(term)}"),
         help="Rents are the latest shipped offers of that term; a purchase counts hardware, building, "
-        "upkeep and electricity. Prices change no plan",
+        "upkeep and electricity. Prices do not change the plans",
     )
     with second:
         gpus, problems = _sizes(scenario, names, size, payment)

@@ -132,8 +132,8 @@ def show() -> None:
     work_args = (predictions.plan, scenario, space, options)
     if shown != key:
         left, right = st.columns([5, 2], vertical_alignment="center")
-        left.info("These plans are the answer to an earlier question or for an earlier scenario.")
-        right.button("Search for the present one", key="search anew", on_click=_anew, args=(key, *work_args))
+        left.info("These plans are for an earlier scenario or earlier settings.")
+        right.button("Search again", key="search anew", on_click=_anew, args=(key, *work_args))
     found: PlanResult | None
     if shown == key:
         found = widgets.long_work("plan", key, "Search", *work_args)
@@ -170,9 +170,7 @@ def _question(scenario: Scenario) -> tuple[dict[str, Any], dict[str, Any]]:
     objective = forms.one_of(left.selectbox, "Look for", "plan.objective", names, names[0], **show)
     days = None
     if objective == "deadline":
-        days = forms.number(
-            left.number_input, "Days that the run may take", "plan.days", 1.0, 1e4, 60.0, key="deadline"
-        )
+        days = forms.number(left.number_input, "Deadline (days)", "plan.days", 1.0, 1e4, 60.0, key="deadline")
     show = {"placeholder": "all", "help": "None chosen: all of them", "key": "schedules"}
     schedules = forms.some_of(right.multiselect, "Schedules", "plan.schedules", kinds, **show)
     left, middle, right = st.columns(3)
@@ -205,7 +203,7 @@ def _question(scenario: Scenario) -> tuple[dict[str, Any], dict[str, Any]]:
         ALWAYS_KEPT,
         key="kept keys",
         format_func=KEPT.__getitem__,
-        help="Fewer open questions make the search faster",
+        help="The more is kept, the faster the search",
     )
     options: dict[str, Any] = {"objective": objective, "top": TOP}
     if headroom == "none":
@@ -236,7 +234,7 @@ def _answer(result: PlanResult) -> None:
     _best(result)
     counts = st.columns(4)
     counts[0].metric("Plans considered", f"{result.considered:,}")
-    counts[1].metric("Legal, and it fits", f"{result.fitting:,}")
+    counts[1].metric("Legal and fits", f"{result.fitting:,}")
     counts[2].metric("Simulated", f"{result.simulated:,}")
     counts[3].metric("Place of the current plan", "-" if result.own_rank is None else f"{result.own_rank:,}")
     if result.kept:
@@ -245,7 +243,7 @@ def _answer(result: PlanResult) -> None:
         st.caption(escaped(" ".join((*result.trainer.replaced, *result.trainer.sentences))))
     st.header("The best plans")
     if any(row.place != n for n, row in enumerate(result.ranked, 1)):
-        st.caption("= marks tied plans: P10 to P90 of their difference holds zero.")
+        st.caption("= marks tied plans: P10 to P90 of their difference contains zero.")
     row = choice(result.ranked, "ranked")
     if row is not None:
         _offer(row, "ranked")

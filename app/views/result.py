@@ -44,6 +44,7 @@ def show() -> None:
     if known is None:
         intervals = dict.fromkeys((*UNCERTAIN, *PROPORTIONAL_TO), headline.WAITING)
     headline.show(scenario, result, headline.beside(rows, bands), intervals)
+    widgets.numbers_first()
     step_band = bands.get("step_time_s")
     left, right = st.columns([3, 2], gap="large")
     with left:
@@ -216,7 +217,7 @@ def _change(row: Neighbour, bands: Mapping[str, Band]) -> str:
 
 def _downloads(scenario: Scenario, result: Result, *, redrawn_soon: bool) -> None:
     """Offer the files; what is made on request can only be clicked once no redraw can take the click away."""
-    st.header("Take away")
+    st.header("Downloads")
     with st.container(horizontal=True):
         name = scenario.name
         for label, data, ending, kind in _files(scenario, result):

@@ -85,7 +85,7 @@ def _results(scenario: Scenario, by_rule: bool) -> None:
                 f"{factor.p10:.3f} to {factor.p90:.3f} of the prediction (P10 to P90)."
             )
     with right:
-        st.header("What stops it")
+        st.header("What interrupts it")
         if report.causes:
             chart = style.muted(charts.causes(report.causes), roofline)
             widgets.figure(chart, "GPU-hours lost by cause", key="causes")
@@ -130,15 +130,17 @@ def _inputs(scenario: Scenario, assumed: Sequence[Default]) -> None:
     st.header("Failures and checkpoints")
     if assumed:
         st.caption(escaped("Assumed by rule: " + "; ".join(f"{item.key} = {item.text}" for item in assumed)))
-    _choose("run.failures", "Failure rate as at", [NONE, *list_failure_rates()], _name(run.failures))
-    _choose("run.restart", "Restart times as at", [NONE, *list_restarts()], _name(run.restart))
+    _choose("run.failures", "Failure rate from", [NONE, *list_failure_rates()], _name(run.failures))
+    _choose("run.restart", "Restart times from", [NONE, *list_restarts()], _name(run.restart))
     saved = run.checkpoint
     _choose("storage", "Checkpoint storage", [NONE, *list_storage()], _name(saved.storage if saved else None))
     with st.container():  # a place of its own, so that no input below is drawn anew while somebody uses it
         if saved is not None:
             _choose("interval", "Checkpoint every", list(INTERVALS), saved.interval)
             name = widgets.place("asynchronous", saved.asynchronous)
-            st.checkbox("Write behind training", key=name, on_change=_changed, args=("asynchronous", name))
+            st.checkbox(
+                "Write while training goes on", key=name, on_change=_changed, args=("asynchronous", name)
+            )
     name = widgets.place("spares", run.spares.count if run.spares else 0)
     st.number_input("Spare nodes", 0, 1000, step=1, key=name, on_change=_changed, args=("spares", name))
     _prices(scenario)
@@ -326,6 +328,7 @@ def _headline(
                     if not result.memory.fits:
                         lines.insert(1, f":red[{headline.DOES_NOT_FIT}]")
                     st.caption("  \n".join(lines))
+    widgets.numbers_first()
     st.caption(
         "The large figures are the mean over random interruptions, every input at its stated value; charts "
         "and tables add up to them. P10, P50 and P90 are points of the distribution of runs."

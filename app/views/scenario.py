@@ -101,7 +101,7 @@ def facts(scenario: Scenario) -> None:
             if rows:
                 st.dataframe(rows, hide_index=True, width="stretch")
             ignored = ", ".join(read.reading.ignored) or "nothing"
-            st.markdown(escaped(f"Ignored, no part in time or memory: {ignored}."))
+            st.markdown(escaped(f"Ignored, as it affects neither time nor memory: {ignored}."))
             for text in read.reading.not_modelled:
                 st.markdown(escaped(f"Not modelled: {text}."))
 
@@ -339,7 +339,7 @@ def _communication(scenario: Scenario) -> None:
         if machine.accelerator.communication_engine is None and count is not None:
             label, note = (
                 f"Communication {machine.accelerator.unit_name}s of {count.n}",
-                "Given to communication kernels on every GPU",
+                "Each GPU gives so many to communication kernels",
             )
             widgets.number(scenario, "communication.sms", label, 0, count.n - 1, note)
         else:
@@ -365,12 +365,12 @@ def _what(scenario: Scenario) -> None:
             "profile",
             "Calibration profile",
             list(known[1]) if known is not None else [],  # as soon as they are known: nobody waits for them
-            "Where the rates of kernels come from; only those that fit the accelerator",
+            "Where the rates of kernels come from; the list has the profiles for this accelerator",
         )
     finder()
     facts(scenario)
     tokens = scenario.run.tokens
-    assumed = " (assumed: nobody said how many)" if not is_stated(scenario, "run.tokens") else ""
+    assumed = " (assumed: the scenario states no number)" if not is_stated(scenario, "run.tokens") else ""
     st.caption(
         f"{escaped(scenario.shape.name)}, trained on {compact(tokens)} tokens{assumed}; Run & cost has more."
     )
@@ -459,8 +459,8 @@ def _verdict(scenario: Scenario) -> None:
         largest = max(memory.by_kind_bytes, key=lambda kind: memory.by_kind_bytes[kind])
         st.error(
             f"Legal, but does not fit: {used} of {limit} on the fullest GPU; the largest part is "
-            f"{largest.replace('_', ' ')}. More PP, EP or TP, a higher ZeRO stage or recompute need less. "
-            f"{escaped(plan)}.",
+            f"{largest.replace('_', ' ')}. More PP, EP or TP, a higher ZeRO stage or recompute would need "
+            f"less. {escaped(plan)}.",
             icon=":material/memory:",
         )
         offer(scenario)

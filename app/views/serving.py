@@ -31,7 +31,7 @@ LATENCIES = {
     "tpot_request_s": ("TPOT, by request", "A request's mean time between tokens after the first"),
     "end_to_end_s": ("End to end", "From arrival to the last token"),
     "queue_s": ("Queue", "From arrival to the first step that works on the request"),
-    "transfer_s": ("Transfer", "From the first token to the keys and values in the other pool"),
+    "transfer_s": ("Transfer", "From the first token until the KV cache is in the decode pool"),
 }
 """Times with percentiles: title and definition."""
 LOADS: Mapping[str, Mapping[str, Any]] = {
@@ -75,7 +75,10 @@ def folder() -> str:
 
 def begin(scenario: Scenario) -> None:
     """Offer what can be served: the shipped scenarios, and the current model on the current cluster."""
-    st.info("This scenario does not describe serving. Begin with one of these; all of it can be changed.")
+    st.info(
+        "This scenario does not describe serving. Start from one of these; you can change everything "
+        "afterwards."
+    )
     for name in moesim.presets(serving=True):
         with st.container(horizontal=True, vertical_alignment="center"):
             widgets.button(name, f"serve {name}", partial(state.open_scenario, name, new=True))
@@ -97,21 +100,21 @@ def form(scenario: Scenario) -> None:
         with first:
             widgets.choice(scenario, "serving.engine", "Engine", list(engines()))
         for place, key, label in (
-            (second, "weights", "Weights"), (third, "experts", "Experts"), (fourth, "cache", "Keys, values"),
+            (second, "weights", "Weights"), (third, "experts", "Experts"), (fourth, "cache", "KV cache"),
         ):  # fmt: skip
             with place:
                 _optional_choice(scenario, f"serving.{key}", label, FORMATS)
-        _pool(scenario, "serving", "" if serving.prefill is None else "Pool that decodes")
+        _pool(scenario, "serving", "" if serving.prefill is None else "Decode pool")
         split = "serving.prefill"
         own = {"replicas": serving.replicas, "tp": serving.tp, "dp": serving.dp, "ep": serving.ep}
         st.checkbox(
-            "A pool of its own for prompts",
+            "Separate prefill pool",
             key=widgets.place(split, serving.prefill is not None),
             on_change=lambda: state.set_override(split, own if serving.prefill is None else "null"),
-            help="Replicas that work on prompts only and hand keys and values over",
+            help="Replicas that only prefill, and send the KV cache to those that decode",
         )
         if serving.prefill is not None:
-            _pool(scenario, split, "Pool for prompts")
+            _pool(scenario, split, "Prefill pool")
     load_form(scenario)
 
 
@@ -123,7 +126,7 @@ def load_form(scenario: Scenario) -> None:
         for place, key, label in zip(
             columns,
             ("ttft_s", "tpot_s", "end_to_end_s", "percentile"),
-            ("Limit of TTFT (s)", "Limit of TPOT (s)", "Limit end to end (s)", "for % of requests"),
+            ("TTFT limit (s)", "TPOT limit (s)", "End-to-end limit (s)", "Kept by % of requests"),
             strict=True,
         ):
             with place:
@@ -136,10 +139,10 @@ def _pool(scenario: Scenario, at: str, title: str) -> None:
     columns = st.columns(4)
     fields = [
         ("replicas", "Replicas", 1, 100_000), ("tp", "Tensor (TP)", 1, 4096), ("dp", "Data (DP)", 1, 4096),
-        ("ep", "Expert (EP)", 1, 4096), ("max_num_seqs", "Most sequences a rank", 1, 100_000),
-        ("max_num_batched_tokens", "Most tokens a step and rank", 1, 1_000_000),
+        ("ep", "Expert (EP)", 1, 4096), ("max_num_seqs", "Sequences per rank, at most", 1, 100_000),
+        ("max_num_batched_tokens", "Tokens per step and rank, at most", 1, 1_000_000),
     ]  # fmt: skip
-    fields += [] if at.endswith("prefill") else [("draft_tokens", "Drafted tokens", 0, 16)]
+    fields += [] if at.endswith("prefill") else [("draft_tokens", "Draft tokens", 0, 16)]
     for n, (name, label, least, most) in enumerate(fields):
         with columns[n % 4]:
             note = (ServingPool.model_fields[name].description or "").strip() or None
@@ -159,17 +162,17 @@ def _load(scenario: Scenario) -> None:
         st.selectbox(
             "Load", ["rate", "concurrency", *(["log"] if load.log else [])], key=name,
             on_change=lambda: _load_chosen(st.session_state[name], load.input_tokens, load.output_tokens),
-            help="Arrivals a second, or so many requests under way at a time; a log is uploaded below",
+            help="Arrivals per second, or a fixed number of requests in flight; a log can be uploaded below",
         )  # fmt: skip
     with second:
         field = (
-            ("concurrency", "Requests under way")
+            ("concurrency", "Requests in flight")
             if kind == "concurrency"
-            else ("rate_per_s", "Requests a second")
+            else ("rate_per_s", "Requests per second")
         )
         number(scenario, f"{key}.{field[0]}", field[1])
     with third:
-        _whole(scenario, f"{key}.requests", "Requests", "Absent: all of a log, or 1,000")
+        _whole(scenario, f"{key}.requests", "Requests", "Empty: all of a log, or 1,000")
     with fourth:
         widgets.choice(scenario, "serving.router", "Router", ROUTERS)
     if kind != "log":
@@ -178,7 +181,7 @@ def _load(scenario: Scenario) -> None:
             with place:
                 widgets.number(scenario, f"{key}.{part}_tokens", f"{label} (tokens, mean)")
         with columns[2]:
-            number(scenario, f"{key}.length_spread", "Spread of the lengths' logarithm")
+            number(scenario, f"{key}.length_spread", "Spread of lengths (sigma of their logarithm)")
     st.file_uploader(
         "A log of requests: JSON lines of Mooncake, or CSV with arrival_s, input_tokens, output_tokens",
         type=[ending.lstrip(".") for ending in uploads.ENDINGS["load"]] + ["gz"],
@@ -269,7 +272,8 @@ def _answer(scenario: Scenario, key: str, found: ServedView) -> None:
     st.header("Requests", anchor=False)
     first = "" if found.shown == result.requests else f" The first {found.shown:,} of {result.requests:,}."
     st.caption(
-        f"A row a request: queue, prompt, hand-over, decode. W and S zoom, A and D pan, ? lists keys.{first}"
+        "One row per request: queue, prompt, hand-over, decode. W and S zoom, A and D pan, ? lists "
+        f"keys.{first}"
     )
     with st.container(key="serving-canvas"):
         canvas.draw(found.lives, -1, key="serving canvas")
@@ -322,7 +326,7 @@ def _figures(scenario: Scenario, result: ServingResult, band: Intervals | None) 
         "Goodput": (
             "goodput.requests_per_s",
             lambda v: f"{plain(v)}/s",
-            f"Requests a second that keep every stated limit. {rate}",
+            f"Requests per second that stay within every stated limit. {rate}",
         ),
         "Output tokens/s/GPU": (
             "output_tokens_per_s_per_gpu", lambda v: f"{v:,.0f}", f"All GPUs. {rate}",
@@ -332,7 +336,7 @@ def _figures(scenario: Scenario, result: ServingResult, band: Intervals | None) 
         ),
         "$ per M output tokens": (
             "cost.usd_per_million_output_tokens", money,
-            "With one pool, output tokens carry its whole cost; with two, that of the pool that decodes. "
+            "Output tokens carry the whole cost of a single pool; with two pools, that of the decode pool. "
             f"{rate}",
         ),
         "$ per M tokens": (
@@ -340,7 +344,7 @@ def _figures(scenario: Scenario, result: ServingResult, band: Intervals | None) 
         ),
         "J per output token": (
             "cost.joules_per_output_token", lambda v: f"{plain(v)} J",
-            f"By the limit of the boards, without hosts and cooling. {rate}",
+            f"At the power limit of the boards, without hosts and cooling. {rate}",
         ),
         "Prefix hits": ("cached_share", lambda v: f"{v:.1%}", "Input tokens found in the cache"),
         "TPOT, all tokens": (
@@ -361,18 +365,24 @@ def _figures(scenario: Scenario, result: ServingResult, band: Intervals | None) 
                 place.metric(label, none if value is None else text(value), help=note)
                 of = "all requests" if label in of_all else window
                 place.caption(
-                    f"{badge(level)} of the {of}  \n{'' if value is None else _interval(band, key, text)}"
+                    f"{badge(level)} over the {of}  \n{'' if value is None else _interval(band, key, text)}"
                 )
         st.caption(
-            f"Step times: profile {escaped(scenario.calibration.name)}; each part's entries are below. "
-            "Intervals: all steps of the load at an end of their own 80 %."
+            f"Step times come from the profile {escaped(scenario.calibration.name)}; the entries behind "
+            "each part are below. An interval is what the load gives with all step times at their P10 "
+            "and at their P90."
         )
 
 
 def _latencies(result: ServingResult, band: Intervals | None) -> None:
-    st.header("What users wait for", anchor=False)
+    st.header("Latency", anchor=False)
     header, rows = (
-        ["time", *(name.upper() if name != "mean" else name for name in PERCENTILES), "80 % of P90", "is"],
+        [
+            "latency",
+            *(name.upper() if name != "mean" else name for name in PERCENTILES),
+            "80 % interval of P90",
+            "meaning",
+        ],
         [],
     )
     for name, (label, meaning) in LATENCIES.items():
@@ -390,7 +400,7 @@ def _step(step: TypicalStep) -> None:
     st.header("A decode step", anchor=False)
     st.caption(
         f"The load's average step, {escaped(step.words)}: **{span(cost.seconds)}** (80 %: {span(cost.low)} "
-        f"to {span(cost.high)}). Time that hides behind other work is left out of the bar."
+        f"to {span(cost.high)}). Time hidden behind other work is not in the bar."
     )
     widgets.figure(
         charts.decode_step(cost.parts), f"Parts of a decode step of {span(cost.seconds)}", "serving step"

@@ -27,7 +27,7 @@ from moesim.simulator.serving.sized import (
 )
 
 OBJECTIVES = {"cost": "lowest price", "gpus": "fewest GPUs"}
-MODE_NAMES = {"aggregated": "one pool", "disaggregated": "pools for prompts and decodes"}
+MODE_NAMES = {"aggregated": "one pool", "disaggregated": "prefill and decode pools"}
 VARIED = {
     "weights": "bf16,fp8",
     "cache": "bf16,fp8",
@@ -72,12 +72,12 @@ def _options() -> dict[str, Any]:
         format_func=MODE_NAMES.__getitem__,
     )  # fmt: skip
     most = forms.number(
-        fourth.number_input, "Most GPUs of each", "serving_sizing.most", 1, 100_000, 64, key="sizing most"
+        fourth.number_input, "GPUs of each, at most", "serving_sizing.most", 1, 100_000, 64, key="sizing most"
     )
     vary = forms.some_of(
-        st.multiselect, "Vary also", "serving_sizing.vary", list(VARIED), key="sizing vary",
+        st.multiselect, "Also vary", "serving_sizing.vary", list(VARIED), key="sizing vary",
         format_func=lambda name: f"{name.replace('_', ' ')}: {VARIED[name]}",
-        help="Degrees, sequences and token budgets are varied by rule",
+        help="Parallel degrees, sequences and token budgets are always varied",
     )  # fmt: skip
     return {
         "objective": objective,
@@ -99,7 +99,7 @@ def _answer(found: ServingPlan) -> None:
         "TPOT": span(best.tpot_s.value),
     }
     captions = (
-        f"{best.gpus_low:,} to {best.gpus_high:,} by the steps' interval",
+        f"{best.gpus_low:,} to {best.gpus_high:,} over the 80 % interval of step times",
         f"{money(best.usd_per_million_tokens)} per M tokens",
         _range(best.ttft_s),
         _range(best.tpot_s),
@@ -109,7 +109,7 @@ def _answer(found: ServingPlan) -> None:
         place.caption(caption)
     st.header("Plans", anchor=False)
     _plans(found.plans)
-    st.header("Throughput against speed", anchor=False)
+    st.header("Throughput per GPU against speed per user", anchor=False)
     points = [
         (point.plan, point.tokens_per_s_per_user, point.output_tokens_per_s_per_gpu)
         for point in found.frontier
@@ -134,8 +134,8 @@ def _range(figure: FigureRange) -> str:
 def _plans(rows: Sequence[SizedRow]) -> None:
     """The table of plans; a chosen one can be adopted, with the command lines of its engine."""
     header = (
-        "GPUs", "of", "plan", "$ per M tokens", "TTFT (ms)", "TTFT, 80 %", "TPOT (ms)", "TPOT, 80 %",
-        "out tok/s/GPU", "tok/s/user", "in limits", "limited by",
+        "GPUs", "accelerator", "plan", "$ per M tokens", "TTFT (ms)", "TTFT, 80 %", "TPOT (ms)", "TPOT, 80 %",
+        "output tokens/s/GPU", "tokens/s/user", "within limits", "limited by",
     )  # fmt: skip
     cells = [
         (
@@ -147,8 +147,8 @@ def _plans(rows: Sequence[SizedRow]) -> None:
         for row in rows
     ]  # fmt: skip
     formats = {
-        "$ per M tokens": "%.3f", "TTFT (ms)": "%.1f", "TPOT (ms)": "%.2f", "out tok/s/GPU": "%.0f",
-        "tok/s/user": "%.1f", "in limits": "percent",
+        "$ per M tokens": "%.3f", "TTFT (ms)": "%.1f", "TPOT (ms)": "%.2f", "output tokens/s/GPU": "%.0f",
+        "tokens/s/user": "%.1f", "within limits": "percent",
     }  # fmt: skip
     config = {name: st.column_config.NumberColumn(format=text) for name, text in formats.items()}
     more = {"key": "sizing plans", "on_select": "rerun", "selection_mode": "single-row"}
@@ -158,7 +158,7 @@ def _plans(rows: Sequence[SizedRow]) -> None:
     st.markdown(
         f"**{'The best' if row is rows[0] else 'The chosen'} plan:** {row.gpus} GPUs, {escaped(row.plan)}"
     )
-    if st.button("Adopt as the scenario", key="adopt serving plan", type="primary"):
+    if st.button("Open as the scenario", key="adopt serving plan", type="primary"):
         state.adopt(row.scenario)
         page_switch.go("serving")
     with st.expander("The engine's command lines"):

@@ -60,6 +60,8 @@ def show() -> None:
         "dense models on a cluster, event by event, and says where each number comes from."
     )
     left, right = st.columns([5, 4], gap="large")
+    with right:  # first, so that its numbers are what the browser draws first
+        _home()
     with left, st.container(border=True, key="path-card"):
         st.markdown("**Your model on your GPUs: find a plan**")
         choices = state.compute(CHOICES, "Reading the shipped hardware", predictions.choices)
@@ -74,8 +76,8 @@ def show() -> None:
         if missing:
             st.caption("Step 1 is missing: give a config.json, or choose a model.")
     with right:
-        _home()
         _recent()
+    widgets.numbers_first()
     st.header("Start from a scenario", anchor=False)
     _presets()
 
@@ -186,7 +188,7 @@ def _find(model: str, accelerator: str, n_gpus: int, sequences: int, length: int
             predictions.scenario_for,
             str(uploads.folder()), model, accelerator, n_gpus, sequences, length,
             lane="read",
-        ).result(60.0)  # fmt: skip
+        ).result(jobs.MOST_WAITING * jobs.READ_S)  # fmt: skip
     except InputError as error:
         st.error(escaped(error), icon=":material/error:")
         for value in error.nearest if error.key == "gpus" else ():

@@ -89,9 +89,12 @@ def show_answer(scenario: Scenario, found: Survey) -> None:
         ties = [p for p in ranked[1:] if (band := bands.get(p.key)) and not band[1].has_sign]
         if ties:
             told = "; ".join(_text(point) for point in ties)
-            st.caption(f"Not surely worse, as P10 to P90 of the difference holds zero: {escaped(told)}.")
+            st.caption(
+                "Not distinguishable from the best, as P10 to P90 of the difference contains zero: "
+                f"{escaped(told)}."
+            )
     elif found.points:
-        st.warning("No point that is computed so far fits into memory.")
+        st.warning("No point computed so far fits into memory.")
     _table(ranked, name, bands)
 
 
@@ -431,7 +434,7 @@ def _store(scenario: Scenario) -> None:
             key="store download",
         )
     file = st.file_uploader(
-        "Take over the points of another store", type=["sqlite", "db"], key="store upload", max_upload_size=4
+        "Import the points of another store", type=["sqlite", "db"], key="store upload", max_upload_size=4
     )
     try:
         given = upload_files.given(file)

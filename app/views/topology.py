@@ -31,12 +31,16 @@ def show() -> None:
         *(f"{count:,} cables {names.get(name, name)}" for name, count in counted.cables.items()),
     ]
     left_out = sum(layer.left_out for layer in drawn.layers)
-    more = "Drawn are the first nodes and the last one, with the switches above them. " if left_out else ""
+    more = (
+        "The picture shows the first nodes and the last one, with the switches that they connect to. "
+        if left_out
+        else ""
+    )
     kind = found.kind.replace("-fat-tree", " fat tree")
     st.caption(f"{more}A {kind} of {found.n_gpus:,} GPUs: {escaped(', '.join(shown))}.")
     st.header("Load of links, ranks and experts")
     asked = scenario.overridden("resolution=full", *_faults(scenario))
-    st.caption("Simulates every GPU individually. It takes about ten seconds and runs in the background.")
+    st.caption("Simulates each GPU separately. It takes about ten seconds, during which you can go on.")
     key = f"whole/{state.cache_key(without_prices(asked))}"
     whole: Result | None = widgets.long_work("whole", key, "Simulate every GPU", predictions.interval, asked)
     if whole is not None:
@@ -58,7 +62,7 @@ FAULTS: dict[str, tuple[str, str, float | None]] = {
 def _faults(scenario: Scenario) -> list[str]:
     """The faults that the visitor chose, as overrides; empty where the scenario states faults itself."""
     if scenario.faults:
-        st.caption(f"Faults that the scenario states: {len(scenario.faults)}.")
+        st.caption(f"The scenario states {len(scenario.faults)} faults.")
         return []
     what, which, left = st.columns([3, 2, 4])
     kinds = list(FAULTS)
@@ -79,7 +83,7 @@ def _faults(scenario: Scenario) -> list[str]:
         name = "bandwidth" if kind == "slow-link" else "speed"
         fault[name] = forms.number(
             left.slider,
-            f"Share of its {name} that is left",
+            f"Fraction of its {name} that remains",
             f"topology.part-{name}",
             0.05,
             1.0,
@@ -101,9 +105,8 @@ def _maps(result: Result) -> None:
         band = result.uncertainty.bands["step_time_s"]
         sure = f" (P10 {band.p10:.3f} s, P90 {band.p90:.3f} s; {escaped(result.uncertainty.note)})"
     st.markdown(
-        f"{full.gpus:,} GPUs in {full.groups} groups a pipeline rank; the step takes "
-        f"**{result.step.time_s:.3f} s** {badge(result.confidence)} with every GPU simulated "
-        f"individually{sure}."
+        f"With each of {full.gpus:,} GPUs simulated separately, in {full.groups} groups per pipeline "
+        f"rank, the step takes **{result.step.time_s:.3f} s** {badge(result.confidence)}{sure}."
     )
     titles = [data.title for data in full.heat_maps]
     chosen = st.segmented_control("Heat map", titles, default=titles[0], key="heat map") or titles[0]
@@ -111,7 +114,7 @@ def _maps(result: Result) -> None:
     widgets.figure(step.heat_map(data), f"Heat map: {data.title}, {data.unit}", "heat")
     left, right = st.columns(2, gap="large")
     with left:
-        st.markdown("**Links by kind**: share of nominal bandwidth over the step")
+        st.markdown("**Links by kind**: share of the nominal bandwidth in use, over the step")
         percent = st.column_config.NumberColumn(format="percent")
         st.dataframe(
             {
@@ -132,12 +135,12 @@ def _maps(result: Result) -> None:
                 "GPU": [row.gpu for row in shown],
                 "pipeline rank": [row.pipeline_rank for row in shown],
                 "group waited (s)": [row.held_up_s for row in shown],
-                "compute over group's mean": [row.compute_over_group for row in shown],
+                "compute time / group's mean": [row.compute_over_group for row in shown],
             },
             hide_index=True,
             column_config={
                 "group waited (s)": st.column_config.NumberColumn(format="%.3f"),
-                "compute over group's mean": st.column_config.NumberColumn(format="%.4f"),
+                "compute time / group's mean": st.column_config.NumberColumn(format="%.4f"),
             },
         )
 
@@ -156,7 +159,10 @@ def _faults_cost(result: Result) -> None:
                 "fault": [row.cause for row in causes],
                 "step with this fault alone (s)": [row.step_s for row in causes],
                 "longer by (s)": [row.effect_s for row in causes],
-                "": [row.note or ("the step cannot end" if row.step_s is None else "") for row in causes],
+                "": [
+                    row.note or ("with this fault no step ends" if row.step_s is None else "")
+                    for row in causes
+                ],
             },
             hide_index=True,
             column_config={"step with this fault alone (s)": seconds, "longer by (s)": seconds},

@@ -37,7 +37,7 @@ MOST_NAME = 120
 TIMES = {
     "Step": ("wall_ns", "from the first to the last GPU activity that belongs to the step"),
     "Busy": ("busy_ns", "at least one kernel or copy runs"),
-    "Computing": ("compute_ns", "at least one kernel runs that is no communication"),
+    "Computing": ("compute_ns", "at least one kernel other than communication runs"),
     "Exposed communication": ("exposed_communication_ns", "communication runs and no kernel computes"),
     "Idle": ("idle_ns", "nothing runs on the GPU"),
 }
@@ -47,9 +47,9 @@ TIMES = {
 def show() -> None:
     """Draw the page."""
     st.caption(
-        "Kineto or Chrome JSON (plain, gz, zst), Nsight Systems SQLite, Chakra execution traces; one file or "
-        "one a rank. Files stay on this server, are deleted once they are read, and what was read goes when "
-        "you leave. Nothing of a file is executed."
+        "Kineto or Chrome JSON (plain, gz, zst), Nsight Systems SQLite, Chakra execution traces; one "
+        "file, or one per rank. Files stay on this server and are deleted once they are read; what was "
+        "read is dropped when you leave. Nothing in a file is executed."
     )
     left, right = st.columns(2)
     with left:
@@ -59,7 +59,7 @@ def show() -> None:
         choices = [PREDICTION, OTHER, NOTHING]
         beside = forms.one_of(
             st.selectbox,
-            "Set it beside",
+            "Compare it with",
             "trace.beside",
             choices,
             NOTHING if untouched else PREDICTION,
@@ -82,7 +82,7 @@ def show() -> None:
         header = ("collective on several ranks", "rank", "kernels", "transfer (ms)", "waiting (ms)")
         rows = [(*row[:3], row[3] / 1e6, row[4] / 1e6) for row in reading.matched]
         widgets.table(header, rows, key="trace matched")
-    _notes("What the reader says", reading.notes)
+    _notes("Notes on how the trace was read", reading.notes)
 
 
 # -- uploads and readings ------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def _given(place: str, label: str) -> str | None:
         key=key,
         accept_multiple_files=True,
         max_upload_size=upload_files.MOST_FILE_MB,
-        help="A folder of ranks is several files: choose them together, then read them.",
+        help="For several ranks, choose all of their files together, then read them.",
     )
     if files:
         text = f"Read {len(files)} ranks" if len(files) > 1 else "Read the trace"
@@ -111,7 +111,7 @@ def _given(place: str, label: str) -> str | None:
             forms.put(f"trace.{place}", None)
             st.session_state[REFUSED] = str(error)
             return None
-        st.info("The trace of this link is not on this server (any more): upload it again.")
+        st.info("The trace of this link is no longer on this server: upload it again.")
         return None
     upload_files.hold_trace(token, _session())
     return str(token)
@@ -159,7 +159,7 @@ def _chosen(reading: TraceReading) -> tuple[int | None, int | None]:
     if len(ranks) > 1:
         show: dict[str, Any] = {
             "format_func": lambda number: (
-                "the one that others wait for" if number is None else f"rank {number}"
+                "the rank that others wait for" if number is None else f"rank {number}"
             ),
             "key": "trace rank",
         }
@@ -168,7 +168,7 @@ def _chosen(reading: TraceReading) -> tuple[int | None, int | None]:
     if len(names) > 1:
         show = {
             "format_func": lambda number: (
-                "the one of median time" if number is None else escaped(names[number])
+                "the step of median time" if number is None else escaped(names[number])
             ),
             "key": "trace step",
         }
@@ -190,9 +190,7 @@ def _beside(reading: TraceReading, asked: TraceRequest, beside: str) -> None:
     texts = (asked.token, asked.other, scenario and state.cache_key(scenario), asked.rank, asked.step)
     key = f"trace view/{hashlib.sha256(repr(texts).encode()).hexdigest()}"
     try:
-        found: TraceView | None = long_work.value(
-            "trace", key, "setting the steps side by side", trace_jobs.view, asked
-        )
+        found: TraceView | None = long_work.value("trace", key, "comparing the steps", trace_jobs.view, asked)
     except MoesimError as error:
         if asked.other is None and scenario is None:
             raise
@@ -223,7 +221,7 @@ def _beside(reading: TraceReading, asked: TraceRequest, beside: str) -> None:
         _unpriced(comparison["unpriced"])
     _downloads(key, asked, reading, comparison)
     if comparison is not None:
-        _notes("How the two were set side by side", [n for n in found.notes if n not in reading.notes])
+        _notes("How the two steps were matched", [n for n in found.notes if n not in reading.notes])
 
 
 def _ms(ns: int) -> str:
@@ -317,8 +315,8 @@ def _rank_tables(rank: Mapping[str, Any]) -> None:
     how, share = rank["how"], rank["coverage"]
     st.caption(
         f"{rank['events']:,} GPU events on {escaped(rank['gpu'] or 'a GPU that the trace does not name')}; "
-        f"{share['classified']:.1%} of GPU time is in a class, {share['not_in_model']:.1%} not in our model. "
-        f"Steps: {escaped(how['steps'])}. Layers: {escaped(how['layers'])}."
+        f"{share['classified']:.1%} of GPU time has a known class, {share['not_in_model']:.1%} no part in "
+        f"our model. Steps: {escaped(how['steps'])}. Layers: {escaped(how['layers'])}."
     )
     header = ("class", "ms", "kernels", "share", "phases (ms)")
     rows = [

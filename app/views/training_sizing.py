@@ -6,6 +6,7 @@ import csv
 import hashlib
 import io
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, get_args
 
 import streamlit as st
@@ -34,7 +35,7 @@ from moesim.simulator.scenario import load_scenario
 from moesim.simulator.scenario.defaults import has_node
 
 SEARCHES: dict[SizingSearch, str] = {"narrow": "quick", "own": "the scenario's plan", "whole": "every plan"}
-CURVES = {"none": "no curve", "strong": "strong: the batch stays", "weak": "weak: the batch of a GPU stays"}
+CURVES = {"none": "no curve", "strong": "strong: same batch", "weak": "weak: same batch per GPU"}
 FIGURES = {"step_time_s": "step (s)", "mfu": "MFU, causal (%)", "exposed": "exposed communication (%)"}
 MOST_DAYS, MOST_USD = 36_500.0, 1e12
 MOST_TEXT = 120
@@ -45,7 +46,7 @@ def show() -> None:
     scenario = state.current()
     st.markdown(
         f"{escaped(scenario.shape.name)} with the batch and tokens of this scenario: how many GPUs, which, "
-        "and what they cost. Days and cost count the stops of the run."
+        "and what they cost. Days and cost include the interruptions of the run."
     )
     options = _options()
     if options is None:
@@ -68,7 +69,8 @@ def _options() -> dict[str, Any] | None:
     )  # fmt: skip
     sizes = forms.text(
         second.text_input, "GPUs", "training_sizing.gpus", "", MOST_TEXT, key="run gpus",
-        placeholder="by rule; or 512..4096:x2", help="Absent: doubling sizes, and those next to the deadline",
+        placeholder="automatic, or 512..4096:x2",
+        help="Empty: sizes that double, and those next to the deadline. Or sizes as 512,768 or 512..4096:x2",
     )  # fmt: skip
     days = forms.number(
         third.number_input, "Deadline (days)", "training_sizing.days", 0.0, MOST_DAYS, 60.0, key="run days",
@@ -80,7 +82,7 @@ def _options() -> dict[str, Any] | None:
     )  # fmt: skip
     choices: tuple[tuple[str, str, dict[Any, str], str], ...] = (
         ("Look for", "objective", WINS, "cost"),
-        ("Paid how", "payment", {name: PAID[name] for name in PAYMENTS}, "as stated"),
+        ("Payment", "payment", {name: PAID[name] for name in PAYMENTS}, "as stated"),
         ("Search", "search", SEARCHES, "narrow"),
         ("Scaling curve", "curve", CURVES, "none"),
     )
@@ -108,7 +110,7 @@ def _options() -> dict[str, Any] | None:
 
 def _answer(sizing: Sizing) -> None:
     limits = limits_text(sizing.deadline_days, sizing.budget_usd)
-    st.caption(escaped(f"{len(sizing.points)} legal sizes, {len(sizing.illegal)} illegal; {limits}"))
+    st.caption(escaped(f"{len(sizing.points)} legal sizes, {len(sizing.illegal)} illegal; limits: {limits}"))
     if sizing.winners:
         for place, (key, row) in zip(st.columns(len(sizing.winners)), sizing.winners.items(), strict=True):
             _tile(place, f"{WINS[key][0].upper()}{WINS[key][1:]}", row)
@@ -116,9 +118,9 @@ def _answer(sizing: Sizing) -> None:
         st.warning(escaped(sizing.reason()), icon=":material/event_busy:")
     for side in sizing.sides:
         rows = [row for row in (side.misses, side.keeps) if row is not None]
-        texts = [f"{'keeps' if row is side.keeps else 'misses'}: {sized_text(row)}" for row in rows]
-        where = f"{side.accelerator}, both sides of the {side.limit}"
-        st.caption(escaped(f"{where}: {'; '.join(texts)}. {side.between}"))
+        verbs = ["keeps" if row is side.keeps else "misses" for row in rows]
+        told = [f"{sized_text(row)}, which {v} the {side.limit}" for row, v in zip(rows, verbs, strict=True)]
+        st.caption(escaped("; ".join([*told, *([side.between] if side.between else [])])))
     if sizing.frontier:
         st.header("Cost against days", anchor=False)
         dots = [
@@ -132,9 +134,9 @@ def _answer(sizing: Sizing) -> None:
     st.header("Sizes", anchor=False)
     _sizes(sizing.points)
     if sizing.illegal:
-        with st.expander(f"{len(sizing.illegal)} sizes that cannot be"):
+        with st.expander(f"{len(sizing.illegal)} sizes without a legal plan"):
             cells = [(row.size, row.accelerator, row.reason) for row in sizing.illegal]
-            widgets.table(("GPUs", "of", "reason"), cells, key="illegal sizes")
+            widgets.table(("GPUs", "accelerator", "reason"), cells, key="illegal sizes")
     for note in sizing.notes:
         st.caption(escaped(note))
     text_file, rows_ = io.StringIO(), sizing.rows()
@@ -186,14 +188,20 @@ def _sizes(points: Sequence[SizedPlan]) -> None:
     """The table of all sizes; a chosen one can be adopted as the scenario."""
     if not points:
         return
+    heads = [
+        "accelerator" if head == "of" else f"{before}, {head}" if head == "80 %" else head
+        for before, head in pairwise(("", *SIZED_HEADS))
+    ]
     event = widgets.table(
-        SIZED_HEADS, [sized_cells(row) for row in points], key="all sizes", on_select="rerun",
+        heads, [sized_cells(row) for row in points], key="all sizes", on_select="rerun",
         selection_mode="single-row",
     )  # fmt: skip
     picked = event["selection"]["rows"] if event else []
     row = points[picked[0]] if picked and picked[0] < len(points) else None
     if row is None:
-        st.caption("Choose a row to adopt its plan.")
-    elif st.button(f"Adopt {row.n_gpus:,} x {escaped(row.accelerator)}", key="adopt size", type="primary"):
+        st.caption("Choose a row to open its plan.")
+    elif st.button(
+        f"Open {row.n_gpus:,} x {escaped(row.accelerator)} as the scenario", key="adopt size", type="primary"
+    ):
         state.adopt(load_scenario(row))
         page_switch.go("result")

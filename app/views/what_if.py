@@ -60,6 +60,7 @@ def _explore(scenario: Scenario, base: Result) -> None:
             st.error(escaped(problem), icon=":material/error:")
             return
         _tiles(base, result, bands)
+        widgets.numbers_first()
         # The same parts whatever is moved, and the changes last: nothing jumps under the pointer.
         note = "" if moved or price else "Nothing is changed: move a slider"
         if st.button("Make this the current scenario", key="adopt", disabled=bool(note), help=note or None):
@@ -150,7 +151,7 @@ def _price(scenario: Scenario) -> list[str]:
         "step": 0.05,
         "help": "Arithmetic on the predicted hours: nothing is simulated again",
     }
-    label = f"Price ($ a GPU-hour), now {headline.price_words(scenario)}"
+    label = f"Price ($ per GPU-hour; now: {headline.price_words(scenario)})"
     most, key = max(12.0, now), f"what if price {now:g}"
     price = forms.number(st.slider, label, "what-if.price", 0.0, most, now, key=key, **more)
     return [] if price == now else [f"cluster.price_per_gpu_hour=${price:g}/h"]

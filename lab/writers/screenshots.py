@@ -81,7 +81,7 @@ SHOTS: dict[str, Shot] = {
     "run_cost": Shot({"preset": PRESET, "set": FAILURES}, ready=CHART),
     "calibration": Shot(ready=CHART),
     "evidence": Shot(ready=CHART),
-    "sweep": Shot({"form": ['sweep.key2="parallel.ep"']}, click="Start the sweep"),
+    "sweep": Shot({"form": ['sweep.key2="parallel.ep"']}, click="Start the sweep", ready=CHART),
 }
 
 

@@ -197,7 +197,7 @@ def run_bases(
     bases, failures = figure_bases(scenario, result), scenario.run.failures
     stops = FigureBasis("unknown", "the run states no failures")
     if failures is not None:
-        stops = FigureBasis("assumed", f"failures as at {failures.name}{' by rule' if by_rule else ''}")
+        stops = FigureBasis("assumed", f"failures from {failures.name}{' by rule' if by_rule else ''}")
     energy = FigureBasis("assumed", "every board at its power limit")
     if report.energy_kwh is None:
         energy = FigureBasis("unknown", "no energy site is named")

@@ -409,7 +409,7 @@ def explain(result: Result, counterfactuals: Counterfactuals | None = None) -> E
         told = [item.key for item in result.defaults if not is_answer(item)]
         answers = len(result.defaults) - len(told)
         keys = ", ".join(told + ([f"{answers} switches of software"] if answers else []))
-        says.append(f"{len(result.defaults)} keys have defaults that nobody stated: {keys}.")
+        says.append(f"{len(result.defaults)} values are not stated and follow from rules: {keys}.")
     if result.extrapolated:
         says.append(f"{len(result.extrapolated)} inputs are assumed or extrapolated.")
     total = step.time_s

@@ -183,3 +183,17 @@ def test_bars_have_the_colour_of_their_evidence_and_whiskers() -> None:
     assert [trace.name for trace in chart.data] == ["measured", "roofline"]
     assert chart.data[0].marker.color != chart.data[1].marker.color
     assert list(chart.data[1].error_x.array) == [2.0] and list(chart.data[1].error_x.arrayminus) == [0.5]
+
+
+def test_a_heat_map_over_numbers_stands_on_a_true_scale() -> None:
+    points = [(x, y, float(x * y), "ok") for x in (32, 8, 256) for y in (4, 2, 3)]
+    chart = sweep.grid(("communication.sms", "parallel.pp"), "step time (s)", points, (8, 4))
+    cells, star = chart.data
+    assert list(cells.x) == [8, 32, 256] and chart.layout.xaxis.type == "log"
+    assert list(cells.y) == [2, 3, 4] and chart.layout.yaxis.type == "linear"
+    assert cells.z[2][0] == 32.0 and list(star.x) == [8] and list(star.y) == [4]
+    named = sweep.grid(
+        ("schedule", "parallel.pp"), "s", [("1f1b", 2, 1.0, "ok"), ("gpipe", 2, 2.0, "ok")], None
+    )
+    assert named.layout.xaxis.type == "category" and list(named.data[0].x) == ["1f1b", "gpipe"]
+    assert named.layout.yaxis.type == "category", "one value needs no scale"

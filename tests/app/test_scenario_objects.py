@@ -154,7 +154,7 @@ def test_a_short_link_opens_what_it_stands_for() -> None:
     assert "link" not in app.query_params
     app.query_params["link"] = "unknown"
     app.run()
-    assert any("does not know it" in error.value for error in app.error)
+    assert any("no longer knows it" in error.value for error in app.error)
 
 
 @pytest.mark.parametrize("name", ["**bold** [x](http://host)", "1.5e3", '"quoted"', "ü" * 300])

@@ -110,7 +110,7 @@ def test_the_server_takes_the_bounded_one() -> None:
 
 def test_a_forgotten_file_is_an_error_in_words() -> None:
     assert upload_files.given(None) is None
-    with pytest.raises(InputError, match=r"not on this server \(any more\); upload it again"):
+    with pytest.raises(InputError, match=r"no longer on this server; upload it again"):
         upload_files.given(DeletedFile("gone"))
 
 

@@ -222,7 +222,7 @@ def test_compare_says_what_two_scenarios_do_not_share() -> None:
         "at risk",
         "does not fit",
     ]
-    assert {"Tokens per $", "Cost of a B tokens", "GPU-hours per B tokens"} <= set(cells)
+    assert {"Tokens per $", "Cost per B tokens", "GPU-hours per B tokens"} <= set(cells)
     result = moesim.simulate(HOME, *SMALL, uncertainty=True)
     assert result.uncertainty is not None
     band = result.uncertainty.bands["step_time_s"]

@@ -32,7 +32,7 @@ def captions(app: testing.AppTest) -> str:
 
 
 def whole(app: testing.AppTest) -> bool:
-    return "the present value" in captions(app)
+    return "P10 to P90 of each point; the" in captions(app)
 
 
 @pytest.mark.long
@@ -50,6 +50,10 @@ def test_the_page_is_drawn_before_anything_is_computed_and_every_point_comes() -
     sms = table[table["input"] == "Communication SMs"].set_index("value")
     expected = moesim.simulate(scenario.overridden("communication.sms=8"))
     assert sms.loc["8", "Step time"] == f"{expected.step.time_s:.3f} s"
+    sure = moesim.simulate(scenario.overridden("communication.sms=8"), uncertainty=True).uncertainty
+    assert sure is not None
+    band = sure.bands["step_time_s"]
+    assert sms.loc["8", "P10 to P90"] == f"{band.p10:.3f} s to {band.p90:.3f} s"
     assert not app.exception
 
 
@@ -107,7 +111,7 @@ def test_a_job_that_failed_is_said_and_not_asked_again(monkeypatch: pytest.Monke
     run = curve_points.curve_run("failing", scenario, axes(scenario)[:1])
     for _ in range(10):
         run.step()
-    assert run.done
+    assert run.done and run.whole and not any(run.bands.values())
     assert {point.status for point in run.points.values()} == {"failed"}
     assert "600 s" in next(iter(run.points.values())).reason
 
@@ -120,19 +124,20 @@ def test_a_scenario_too_large_for_the_dashboard_is_a_point_with_the_reason() -> 
 def marks() -> tuple[Mark, ...]:
     return (
         Mark(0, "2", None, "illegal", "parallel.ep=<3> does not divide", True),
-        Mark(1, "4", 10.0, "10 s", "", True),
-        Mark(2, "8", 9.0, "9 s", "does not fit: 90 GiB", False),
+        Mark(1, "4", 10.0, "10 s", "", True, (8.0, 13.0)),
+        Mark(2, "8", 9.0, "9 s", "does not fit: 90 GiB", False, (8.5, 9.5)),
     )
 
 
 def test_a_chart_marks_the_present_value_what_does_not_fit_and_what_is_illegal() -> None:
-    chart = curve(marks(), ("2", "4", "8"), 1, "step time (s)", None, (8.0, 13.0))
+    chart = curve(marks(), ("2", "4", "8"), 1, "step time (s)")
     line, others, full, illegal, now = chart.data
     assert list(line.y) == [None, 10.0, 9.0], "an illegal value is a gap in the line"
     assert list(others.x) == []
     assert list(full.x) == [2] and "does not fit" in full.customdata[0][2]
     assert list(illegal.x) == [0] and "does not divide" in illegal.customdata[0][2]
     assert "<3>" not in illegal.customdata[0][2]
+    assert list(full.error_y.array) == [0.5] and list(full.error_y.arrayminus) == [0.5]
     assert list(now.x) == [1] and list(now.error_y.array) == [3.0] and list(now.error_y.arrayminus) == [2.0]
     assert list(chart.layout.xaxis.ticktext) == ["2", "4", "8"]
 

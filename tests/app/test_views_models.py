@@ -56,7 +56,7 @@ def test_an_upload_shows_how_its_keys_were_read() -> None:
     app.file_uploader(key="upload model").set_value(file).run()
     assert not app.exception
     shown = "\n".join(markdown.value for markdown in app.markdown)
-    assert "a_key_of_nobody" in shown and "Ignored, no part in time or memory" in shown
+    assert "a_key_of_nobody" in shown and "Ignored, as it affects neither time nor memory" in shown
     read = next(frame.value for frame in app.dataframe if "as" in frame.value.columns)
     assert "num_experts_per_tok" in set(read["key"])
     app.selectbox(key="input model").set_value("deepseek-v3").run()

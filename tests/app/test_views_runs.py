@@ -48,12 +48,12 @@ def run_page() -> AppTest:
 def test_a_failure_rate_brings_what_it_needs_and_costs_days(run_page: AppTest) -> None:
     before = float(metric(run_page, "Days, whole run"))
     assert "No failures are modelled" in words(run_page) and not run_page.error
-    box(run_page, "selectbox", "Failure rate as at").select("llama3-16k-h100").run()
+    box(run_page, "selectbox", "Failure rate from").select("llama3-16k-h100").run()
     assert not run_page.exception and not run_page.error, words(run_page)
     assert float(metric(run_page, "Days, whole run")) > before
     assert float(metric(run_page, "Goodput, whole run").rstrip("%")) < 100.0
     assert "P10" in words(run_page) and "Best interval" in words(run_page)
-    box(run_page, "selectbox", "Failure rate as at").select("none").run()
+    box(run_page, "selectbox", "Failure rate from").select("none").run()
     box(run_page, "selectbox", "Checkpoint storage").select("none").run()
     assert not run_page.error and float(metric(run_page, "Days, whole run")) == before
 
@@ -61,7 +61,7 @@ def test_a_failure_rate_brings_what_it_needs_and_costs_days(run_page: AppTest) -
 @pytest.mark.long
 def test_failures_assumed_by_rule_are_shown_and_can_be_changed() -> None:
     page = session("run_cost")
-    assert box(page, "selectbox", "Failure rate as at").value == "llama3-16k-h100"
+    assert box(page, "selectbox", "Failure rate from").value == "llama3-16k-h100"
     assert "Assumed by rule: run.failures" in words(page).replace("\\", "")
     assumed = float(metric(page, "Days, whole run"))
     box(page, "selectbox", "Checkpoint storage").select("bloom-jean-zay").run()  # slower: more days
@@ -232,7 +232,7 @@ def test_evidence_opens_on_its_headline() -> None:
     every = board.named("all rows, complete")
     assert shown["Median error, published steps"] == f"{every.median_absolute_error:.1%}"
     assert shown["Inside the 80 % interval"] == f"{every.covered:.0%}"
-    assert f"committed table of {board.computed}" in words(app)  # and says so
+    assert f"the table of {board.computed}" in words(app)  # and says so
     assert len(app.get("plotly_chart")) == 2
     rows = app.dataframe[0].value
     assert len(rows) == len(open_rows()) and rows["measurement"].str.contains(" on ").all()

@@ -36,7 +36,10 @@ def test_the_page_shows_what_the_command_line_computes() -> None:
         sum(caption.value.count("80 %: ") for caption in app.caption) >= 8
     )  # an interval a figure, and the step's
     times = table(app, "P90")
-    assert list(times["time"])[:2] == ["TTFT", "TPOT, by request"] and "to" in times["80 % of P90"][0]
+    assert (
+        list(times["latency"])[:2] == ["TTFT", "TPOT, by request"]
+        and "to" in times["80 % interval of P90"][0]
+    )
     parts = table(app, "entries and assumptions")
     assert {"attention", "linear", "experts", "host"} <= set(parts["kind"])
     assert all(parts["entries and assumptions"].iloc[:5])
@@ -49,7 +52,7 @@ def test_the_page_shows_what_the_command_line_computes() -> None:
 
 def test_a_training_scenario_is_served_on_the_fewest_gpus_that_hold_it() -> None:
     app = session("serving", "name=x")
-    assert "says nothing of serving" in words(app) and app.button(key=f"serve {PRESET}")
+    assert "does not describe serving" in words(app) and app.button(key=f"serve {PRESET}")
     press(app, "serve own")
     scenario = state.build(address(app)["preset"][0], tuple(address(app)["set"]))
     assert scenario.serving is not None and scenario.serving.tp == 16 and scenario.trains

@@ -104,10 +104,10 @@ def test_a_run_with_failures_and_a_three_year_price_takes_four_clicks(visit: Vis
     visitor, clicks = visit(), Clicks()
     page = visitor.open("run_cost")
     before, days = (visitor.metric(label).inner_text() for label in ("Cost", "Days"))
-    clicks.on(page.get_by_role("combobox", name="Failure rate as at"))
+    clicks.on(page.get_by_role("combobox", name="Failure rate from"))
     assert page.get_by_text("Assumed by rule: run.failures = llama3-16k-h100").count() == 1
     clicks.on(page.get_by_role("option", name="meta-rsc1"))
-    page.locator(".st-key-chips").get_by_text("failures as at meta-rsc1").first.wait_for()
+    page.locator(".st-key-chips").get_by_text("failures from meta-rsc1").first.wait_for()
     visitor.settled()
     page.get_by_text("Best interval").wait_for()  # between checkpoints
     assert float(visitor.metric("Days").inner_text()) != float(days), "another failure rate, the same days"
