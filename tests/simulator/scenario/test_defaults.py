@@ -62,8 +62,8 @@ def test_five_lines_run_and_the_result_lists_what_nobody_stated() -> None:
         assert item["why"] and item["source"]
     assert told["profile"]["value"] == result.profile == "h100-layers"
     assert told["variation.clock_cv"]["range"] == [0.0089, 0.0138]
-    sentence = next(s for s in moesim.explain(result).sentences if "defaults" in s)
-    assert f"{len(told) + len(own)} keys" in sentence and "routing.expert_load_cv" in sentence
+    sentence = next(s for s in moesim.explain(result).sentences if "follow from rules" in s)
+    assert f"{len(told) + len(own)} values" in sentence and "routing.expert_load_cv" in sentence
     assert "software.host" in sentence and f"{len(own) - 2} switches of software" in sentence
 
 

@@ -100,7 +100,7 @@ def test_todays_exports_are_those_that_were_judged(judged: dict[str, Any], versi
     assert changed == [], "judge the plans anew: python lab/proofs/trainers/judge_plans.py --help"
 
 
-PAGE = (ROOT / "docs" / "trainers.md").read_text("utf-8")
+PAGE = (ROOT / "lab" / "proofs" / "trainers" / "README.md").read_text("utf-8")
 
 
 def test_every_reader_has_its_script_its_verdicts_and_its_place_on_the_page(tmp_path: Path) -> None:
