@@ -101,8 +101,10 @@ def _serve_one(taken: socket.socket) -> None:
     """Do the job of a connection and end this process."""
     with Connection(taken.detach()) as pipe:
         _run(pipe)
-    with suppress(Exception):
+    try:
         jobs.finish_job()
+    except Exception:  # the answer is sent already
+        log.exception("what follows a job failed")
     os._exit(0)
 
 

@@ -151,7 +151,7 @@ def _has_alt() -> bool:
 
 
 PAINT_S = 0.35
-"""Time that a browser needs to fetch the parts of a tile and to draw it."""
+"""Time for a browser to fetch the parts of a tile and to draw it: assumed, enough on a quiet machine only."""
 READ = "charts read"
 """Session key that says whether the browser has read the library of charts."""
 

@@ -5,7 +5,7 @@ The equations are C4 to C8 of docs/model.md.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
@@ -266,7 +266,6 @@ class _Index:
         """Prices of several operators by their identity, which the entry keeps."""
         self.tables = RateTables(accelerator, profile)
         self._bases: dict[tuple[Operator, bool], Basis] = {}
-        self._slowed: dict[Hashable, tuple[SlowDown, SlowDown, SlowDown]] = {}
         self.laws = SmLaws(accelerator, profile)
         self._gap_s = profile.launch_gap.value if profile.launch_gap else 0.0
         self._floor_s = profile.kernel_floor.value if profile.kernel_floor else 0.0
@@ -337,16 +336,6 @@ class _Index:
 
     def _slow_downs(self, basis: Basis, context: SmContext) -> tuple[SlowDown, SlowDown, SlowDown]:
         """Slow-downs in this context, with busy communication SMs, and as the evidence was measured."""
-        where = basis.conditions
-        key = (basis.group, where.communication_sms, where.beside_communication, context)
-        known = self._slowed.get(key)
-        if known is None:
-            if len(self._slowed) >= _MAX_CACHED:
-                self._slowed.clear()
-            known = self._slowed[key] = self._new_slow_downs(basis, context)
-        return known
-
-    def _new_slow_downs(self, basis: Basis, context: SmContext) -> tuple[SlowDown, SlowDown, SlowDown]:
         where = basis.conditions
         group = context.group(basis.group)
         loaded = self.laws.at(group, context.sms, True)
