@@ -222,14 +222,17 @@ def _busiest_ns(table: TaskTable) -> float:
     sides = np.bincount(place, busy, 2 * count * actions).reshape(actions, 2 * count)
     place = count * table.actions.rank[:, None] + np.tile(np.arange(count), 2)
     most = float(np.bincount(place.ravel(), sides.ravel(), 1).max())
-    sums = _member_sums_ns(table, share).max(axis=1)
+    sums = member_sums_ns(table, share).max(axis=1)
     # The order of a sum matters to its last digits: repeat the largest ones in the order of the actions.
     close = np.flatnonzero(sums >= max(most, float(sums.max())) * (1.0 - SUM_ERROR))
     return max([most, *(_busiest_member_ns(table, rank, share) for rank in close.tolist())])
 
 
-def _member_sums_ns(table: TaskTable, share: FloatArray) -> FloatArray:
-    """Compute of every member of every rank [pipeline ranks, members], summed in any order."""
+def member_sums_ns(table: TaskTable, share: FloatArray) -> FloatArray:
+    """Compute of every member of every rank [pipeline ranks, members], summed in any order.
+
+    `share`: by which the durations of each template task count.
+    """
     total = np.zeros((len(table.program.ranks), table.program.members))
     ranks, count = len(total), table.program.schedule.microbatches
     number, phases = by_identity([task.compute for task in table.of_template])

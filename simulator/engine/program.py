@@ -141,10 +141,6 @@ class Formula(NamedTuple):
     cv: float
 
 
-MOST_FIGURES = 64
-"""Most figures that are kept of the compute of one phase."""
-
-
 NO_FORMULA = Formula(0.0, 0.0, 0, 0, 0, 0.0)
 """Stands for a phase without one."""
 
@@ -218,37 +214,15 @@ class PhaseRows:
         """Keep slowest, fastest and total [3, micro-batches] that were worked out without the numbers."""
         self._figures |= dict(zip(("slowest", "fastest", "total"), figures, strict=True))
 
-    def member_sums_ns(self, rows: MicrobatchRows) -> IntArray:
-        """Sum over some micro-batches by member."""
-        return self._figure(rows.key, np.add, rows.index)
-
-    def _figure(self, name: Hashable, reduce: np.ufunc, rows: slice | IntArray | None = None) -> IntArray:
-        """Reduction over the members, or where `rows` are given over these."""
+    def _figure(self, name: Hashable, reduce: np.ufunc) -> IntArray:
+        """Reduction over the members."""
         figure = self._figures.get(name)
         if figure is None:
             numbers = self.ns
             figure = self._figures.get(name)  # which may have come with the numbers
             if figure is None:
-                if len(self._figures) >= MOST_FIGURES:
-                    self._figures.clear()
-                part, axis = (numbers, 1) if rows is None else (numbers[rows], 0)
-                figure = self._figures[name] = np.asarray(reduce.reduce(part, axis=axis))
+                figure = self._figures[name] = np.asarray(reduce.reduce(numbers, axis=1))
         return figure
-
-
-@dataclass(frozen=True, slots=True)
-class MicrobatchRows:
-    """Some micro-batches as an index of rows (a slice where they follow each other) and as a key."""
-
-    index: slice | IntArray
-    key: bytes
-
-
-def rows_of(microbatches: IntArray) -> MicrobatchRows:
-    """The rows of at least one micro-batch."""
-    first, count = int(microbatches[0]), len(microbatches)
-    in_a_row = bool((microbatches == np.arange(first, first + count)).all())
-    return MicrobatchRows(slice(first, first + count) if in_a_row else microbatches, microbatches.tobytes())
 
 
 class CompiledTask(NamedTuple):

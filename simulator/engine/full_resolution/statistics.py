@@ -12,6 +12,7 @@ import numpy as np
 from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
 from moesim.hwmodels.frozen import SameObject
 from moesim.hwmodels.topologies import Topology
+from moesim.simulator.engine.bounds import member_sums_ns
 from moesim.simulator.engine.full_resolution.result import (
     GpuTimes,
     HeatMap,
@@ -20,7 +21,7 @@ from moesim.simulator.engine.full_resolution.result import (
     SkewRow,
     Straggler,
 )
-from moesim.simulator.engine.program import NS, CompiledTemplate, Program, rows_of
+from moesim.simulator.engine.program import NS, CompiledTemplate, Program
 from moesim.simulator.engine.records import Execution, inputs_ready_ns
 
 # -- statistics ------------------------------------------------------------------------------------
@@ -46,15 +47,13 @@ def group_times(execution: Execution) -> GroupTimes:
     """Busy and waiting time of every member (docs/model.md, eq. G4)."""
     table, members = execution.tasks, execution.program.members
     shape = (len(execution.program.ranks), members)
-    compute, wait, held_up = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+    compute = member_sums_ns(table, np.ones(len(table.of_template)))
+    wait, held_up = np.zeros(shape), np.zeros(shape)
     sums: defaultdict[tuple[str, int], dict[int, IntArray]] = defaultdict(dict)
     passes: defaultdict[tuple[str, int, int], int] = defaultdict(int)
     for group in table.groups:
         rank, number, actions = group
         code = table.actions.codes[number]
-        sides = [rows_of(side) for side in table.actions.microbatches[actions].T]
-        for _, task in table.compute_tasks(group):
-            compute[rank] += task.compute.member_sums_ns(sides[task.side])
         if not code.transfers:
             continue
         waits, alone = _barrier_times(execution, code, actions)

@@ -8,7 +8,7 @@ from step_records import execute, records_of
 
 from moesim.hwmodels.arrays import IntArray
 from moesim.simulator.engine.full_resolution.statistics import group_times
-from moesim.simulator.engine.program import PhaseRows, Program, rows_of
+from moesim.simulator.engine.program import PhaseRows, Program
 from moesim.simulator.engine.records import inputs_ready_ns
 from moesim.simulator.engine.task_table import task_table
 from moesim.simulator.predict.report import breakdowns, compute_ns
@@ -124,7 +124,5 @@ def test_durations_are_worked_out_when_they_are_read_and_their_figures_once() ->
     assert rows.slowest_ns.tolist() == [5, 9] and rows.fastest_ns.tolist() == [1, 2]
     kept = rows.total_ns
     assert kept.tolist() == [9, 13] and rows.total_ns is kept
-    some = rows_of(np.array([1])), rows_of(np.array([1, 0]))
-    assert [rows.member_sums_ns(part).tolist() for part in some] == [[2, 2, 9], [3, 7, 12]]
     before, numbers = len(made), rows.ns  # which nobody had kept
     assert rows.ns is numbers and len(made) == before + 1
