@@ -9,9 +9,10 @@ from moesim.simulator.engine.compiled.state import (
     DEAD_LINK,
     ERROR,
     FLOWS,
+    FLOWS_FULL,
     FREE_SLOTS,
-    GROUP_FULL,
     NOW,
+    SERIAL,
     STAMP,
     USERS_FULL,
 )
@@ -180,9 +181,15 @@ NOBODY_WAITS, SOMEBODY_WAITS = 0, 1
 
 @compiled
 def begin_flow(run: Run, owner: int, alone: float, first: int, width: int, slot: int) -> int:
-    """Put a flow on its links now; return its number. Its end is an event if a tight link slows it."""
-    flow = run.counters[FLOWS]
-    run.counters[FLOWS] = flow + 1
+    """Put a flow on its links now; return its place. Its end is an event if a tight link slows it."""
+    if run.counters[FLOWS] == run.most_flows:
+        run.counters[ERROR] = FLOWS_FULL
+        return 0
+    flow = run.flow_places[run.counters[FLOWS]]
+    run.counters[FLOWS] += 1
+    run.flow_serial[flow] = run.counters[SERIAL]
+    run.counters[SERIAL] += 1
+    run.flow_first[flow], run.flow_waits[flow] = -1, NOBODY_WAITS
     run.flow_owner[flow], run.flow_slot[flow] = owner, slot
     run.flow_links[flow], run.flow_width[flow] = first, width
     run.flow_alone[flow] = max(alone, 1.0)
@@ -196,8 +203,15 @@ def begin_flow(run: Run, owner: int, alone: float, first: int, width: int, slot:
     else:
         run.flow_rate[flow] = 1.0 / run.flow_alone[flow]
         _set_deadline(run, flow)
-        run.flow_first[flow] = 1
+        run.flow_first[flow] = run.flow_version[flow]
     return flow
+
+
+@compiled
+def forget_flow(run: Run, flow: int) -> None:
+    """Give the place of a flow whose end is processed to another one, which goes on with its versions."""
+    run.counters[FLOWS] -= 1
+    run.flow_places[run.counters[FLOWS]] = flow
 
 
 @compiled
@@ -333,9 +347,6 @@ def _gather_users(run: Run, link: int, count: int) -> int:
         user = run.link_users[at * run.links + link]
         if run.flow_stamp[user] != stamp:
             run.flow_stamp[user] = stamp
-            if count >= run.most_coupled:
-                run.counters[ERROR] = GROUP_FULL
-                return count
             run.group[count] = user
             count += 1
     return count
@@ -354,8 +365,8 @@ def _spread(run: Run, count: int) -> int:
                 count = _gather_users(run, link, count)
     for n in range(1, count):
         flow = run.group[n]
-        at = n
-        while at > 0 and run.group[at - 1] > flow:
+        at, serial = n, run.flow_serial[flow]
+        while at > 0 and run.flow_serial[run.group[at - 1]] > serial:
             run.group[at] = run.group[at - 1]
             at -= 1
         run.group[at] = flow
@@ -372,7 +383,7 @@ def _solve(run: Run, count: int) -> None:
     now = run.counters[NOW]
     for n in range(count):
         flow, rate = run.group[n], run.rates[n]
-        if rate == run.flow_rate[flow] and run.flow_version[flow] > 0:
+        if rate == run.flow_rate[flow] and rate > 0.0:
             continue
         if not rate > 0.0:
             run.counters[ERROR] = DEAD_LINK

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moesim.simulator.engine.compiled.links import end_flow
+from moesim.simulator.engine.compiled.links import NOBODY_WAITS, end_flow, forget_flow
 from moesim.simulator.engine.compiled.memory import (
     ARRIVED,
     BESIDE_ENDED,
@@ -78,6 +78,7 @@ def _handle(run: Run, kind: int, subject: int, extra: int) -> None:
             _wake(run, owner)
         else:
             end_send(run, -1 - owner)
+        forget_flow(run, subject)
     elif kind == LAUNCH:
         launch_send(run, subject, extra)
     elif kind == INPUT:
@@ -100,11 +101,13 @@ def _handle(run: Run, kind: int, subject: int, extra: int) -> None:
 @compiled
 def _deadline(run: Run, flow: int, version: int) -> None:
     """End a flow at its deadline unless that has moved; its actor looks at the flow at the first deadline."""
-    if version == run.flow_version[flow]:
+    ended, owner = version == run.flow_version[flow], run.flow_owner[flow]
+    if ended:
         end_flow(run, flow)
-    owner = run.flow_owner[flow]
-    if version == 1 and owner >= 0 and run.flow_first[flow] == 1 and run.actor_stage[owner] == AT_DEADLINE:
+    if version == run.flow_first[flow] and owner >= 0 and run.actor_stage[owner] == AT_DEADLINE:
         _wake(run, owner)
+    if ended and run.flow_waits[flow] == NOBODY_WAITS:
+        forget_flow(run, flow)
 
 
 @compiled

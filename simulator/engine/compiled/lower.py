@@ -81,8 +81,6 @@ def lower(programs: Sequence[Program], few_links: bool, capacity_units: int) -> 
         **columns,
         **pairs,
     )
-    transfers = sum(len(code.transfers) * len(which) for table in actions for code, which in table.of_code())
-    sends = 2 * len(programs) * schedule.n_stages * schedule.microbatches
     sizes = StepSizes(
         members=first.members,
         groups=len(programs),
@@ -93,7 +91,6 @@ def lower(programs: Sequence[Program], few_links: bool, capacity_units: int) -> 
         few_links=few_links,
         actions=int(action_base[-1]),
         tasks=int(task_base[-1]),
-        flows=transfers + sends,
     )
     return LoweredStep(tables, sizes, actions, tuple(lowering.kept))
 

@@ -28,8 +28,7 @@ class StepSizes(NamedTuple):
     """StepSizes of a step, and two of its properties.
 
     `sends_take_time`: whether sends between pipeline ranks use links. `few_links`: which of the two link
-    pools SimPy takes for as many links. `flows`: transfers and sends of the whole step, the most flows that
-    can be.
+    pools SimPy takes for as many links.
     """
 
     members: int
@@ -41,7 +40,6 @@ class StepSizes(NamedTuple):
     few_links: bool
     actions: int
     tasks: int
-    flows: int
 
 
 class Tables(NamedTuple):
@@ -148,16 +146,17 @@ SPARE, SPARE_SHORT = SpareMemory(np.int64), SpareMemory(np.int32)
 
 # -- the state of a run ----------------------------------------------------------------------------
 
-NOW, SEQUENCE, EVENTS, FLOWS, ERROR, SENDS, FREE_SLOTS, STAMP = range(8)
-"""Places in `RunState.counters`: the time in ns, the number of the last event, events in the queue, flows so
-far, the error that stopped the run, sends that have ended, slots that are free, and the last stamp."""
+NOW, SEQUENCE, EVENTS, FLOWS, ERROR, SENDS, FREE_SLOTS, STAMP, SERIAL = range(9)
+"""Places in `RunState.counters`: the time in ns, the number of the last event, events in the queue, flows
+that are alive, the error that stopped the run, sends that have ended, slots that are free, the last stamp,
+and the flows so far."""
 
 SIZES = (
     *StepSizes._fields,
     "most_events",
     "most_users",
     "most_slots",
-    "most_coupled",
+    "most_flows",
     "constant_entries",
     "widest",
     "links",
@@ -172,7 +171,7 @@ NEXT, INPUTS, TASKS, TRANSFER, ENDING, SENDING, DONE = range(7)
 """Where a rank is (`RunState.process_state`): before an action, at its inputs, at a task, inside a transfer,
 at the end of the tasks, at the sends that it waits for, after the last action."""
 
-QUEUE_FULL, USERS_FULL, SLOTS_FULL, GROUP_FULL, DEAD_LINK, TOO_LONG = 1, 2, 3, 4, 5, 6
+QUEUE_FULL, USERS_FULL, SLOTS_FULL, FLOWS_FULL, DEAD_LINK, TOO_LONG = 1, 2, 3, 4, 5, 6
 """Errors. All but a dead link go away with more room; an action is too long for times in 32 bits."""
 
 
@@ -186,8 +185,8 @@ class RunState(NamedTuple):
     of events by (time, order), and what each event is in a place of its own. `process_*`: one
     entry a pipeline rank of a group. `actor_*`: whoever runs a transfer, the processes and then, where there
     is a sharding stream, every task. `key_*`: outputs on their way, by (group, F or B, receiving stage,
-    micro-batch); `arrivals` holds when each member has one. `flow_*`: transfers on links, by their serial
-    number. `pool_*`: links and bytes of all demands, constant ones first, then `slots` rows for those that
+    micro-batch); `arrivals` holds when each member has one. `flow_*`: transfers that are on links or
+    whose end is not processed yet; `flow_places` lists those that are alive, then those that are free. `pool_*`: links and bytes of all demands, constant ones first, then `slots` rows for those that
     follow a pattern, with the load that these offer. `received`: bytes of each member over both hops.
     `durations`: those of the members in the task that starts.
     `link_*`: offered load, carried bytes, and the flows on every link in order of arrival (`link_users`
@@ -236,6 +235,8 @@ class RunState(NamedTuple):
     key_sent_waiter: IntArray
     key_order: IntArray
     arrivals: IntArray
+    flow_places: IntArray
+    flow_serial: IntArray
     flow_owner: IntArray
     flow_version: IntArray
     flow_waits: IntArray
@@ -279,12 +280,12 @@ class RunState(NamedTuple):
 
 class Room(NamedTuple):
     """Sizes that a run may outgrow: events in the queue, flows on one link, demands that follow patterns, and
-    flows that links couple."""
+    flows that are alive."""
 
     events: int
     users: int
     slots: int
-    coupled: int
+    flows: int
     short: bool = True
     """Whether the ends of tasks take 32 bits."""
 
@@ -294,7 +295,7 @@ class Room(NamedTuple):
             self.events * (2 if error == QUEUE_FULL else 1),
             self.users * (2 if error == USERS_FULL else 1),
             self.slots * (2 if error == SLOTS_FULL else 1),
-            self.coupled * (2 if error == GROUP_FULL else 1),
+            self.flows * (2 if error == FLOWS_FULL else 1),
             self.short and error != TOO_LONG,
         )
 
@@ -302,7 +303,7 @@ class Room(NamedTuple):
 def initial_room(sizes: StepSizes) -> Room:
     """Room that suffices for nearly every step."""
     processes = sizes.groups * sizes.ranks
-    return Room(64 * processes + 1024, users=16, slots=2 * processes + 16, coupled=4 * processes + 64)
+    return Room(64 * processes + 1024, users=16, slots=2 * processes + 16, flows=4 * processes + 64)
 
 
 _SIZE_OF = {
@@ -317,7 +318,7 @@ _SIZE_OF = {
     "entry": "entries",
     **dict.fromkeys(("begins", "finishes", "last_member", "ready_total"), "tasks"),
     **dict.fromkeys(("slope", "used", "reach", "held", "touched"), "links"),
-    **dict.fromkeys(("group", "rates", "caps", "largest", "levels", "active"), "together"),
+    **dict.fromkeys(("group", "rates", "caps", "largest", "levels", "active"), "flows"),
     "freed": "longest",
     "received": "received",
     "durations": "members",
@@ -340,7 +341,6 @@ def new_state(tables: Tables, sizes: StepSizes, room: Room) -> RunState:
     keys = sizes.groups * 2 * sizes.stages * sizes.microbatches
     constant, widest = len(tables.demand_links), int(np.diff(tables.pattern_first_link).max(initial=0))
     longest = max(widest, int(np.diff(tables.demand_first).max(initial=0)), 1)
-    together = min(sizes.flows, room.coupled) + 1
     besides = tasks if bool((tables.task_kind == SHARDING).any()) else 0
     count = {
         "events": room.events,
@@ -349,12 +349,11 @@ def new_state(tables: Tables, sizes: StepSizes, room: Room) -> RunState:
         "actors": processes + besides,
         "besides": besides,
         "keys": keys,
-        "flows": sizes.flows,
+        "flows": room.flows,
         "links": len(tables.capacity),
         "tasks": tasks,
-        "together": together,
         "longest": longest,
-        "entries": together * longest,
+        "entries": room.flows * longest,
         "received": 2 * members,
         "members": members,
     }
@@ -362,12 +361,13 @@ def new_state(tables: Tables, sizes: StepSizes, room: Room) -> RunState:
     short = tasks if room.short else 0
     given: dict[str, Any] = {
         "sizes": np.array([*sizes, *room[:4], constant, widest, len(tables.capacity), short], dtype=np.int64),
-        "counters": np.zeros(8, dtype=np.int64),
+        "counters": np.zeros(9, dtype=np.int64),
         "clock": SPARE.take(tasks - short + 3 * sizes.actions, members),
         "ticks": SPARE_SHORT.take(short, members),
         "short_starts": np.zeros((processes, members), dtype=np.int32),
         "arrivals": np.empty((keys, members), dtype=np.int64),
         "queue_places": np.arange(room.events),
+        "flow_places": np.arange(room.flows),
         "process_action": tables.process_first[:-1].copy(),
         "slots": np.arange(room.slots),
         "pool_links": np.empty(pool, dtype=np.int64),
