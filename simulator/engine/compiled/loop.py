@@ -20,23 +20,28 @@ from moesim.simulator.engine.compiled.memory import (
     ints_at,
     largest,
     phase_row,
+    raise_to,
     row_of,
     schedule,
+    set_ready,
     smallest,
     take_first,
+    ticks_of,
     total_of,
 )
 from moesim.simulator.engine.compiled.ranks import (
     AT_DEADLINE,
     PROCESSED,
     SEEN,
+    begin_tasks,
     end_send,
     go,
     go_beside,
     go_on,
     launch_send,
+    set_payload_ends,
 )
-from moesim.simulator.engine.compiled.state import ERROR, EVENTS
+from moesim.simulator.engine.compiled.state import COMPUTE, ERROR, EVENTS, SHARDING
 
 # -- the event loop --------------------------------------------------------------------------------
 
@@ -130,6 +135,45 @@ def _continue_actor(run: Run, actor: int) -> None:
         go(run, actor)
     else:
         go_beside(run, actor - processes, run.beside_owner[actor - processes])
+
+
+@compiled
+def end_times(address: int, group: int) -> int:
+    """Work out again when the tasks of a group ended, into `RunState.ticks` [its tasks, members].
+
+    The run, whose other arrays are read, is over. Returns 0.
+    """
+    run = as_run(address)
+    first_task = run.action_first_task[run.process_first[group * run.ranks]]
+    for process in range(group * run.ranks, (group + 1) * run.ranks):
+        for action in range(run.process_first[process], run.process_first[process + 1]):
+            run.process_action[process] = action
+            begin_tasks(run, process)
+            run.process_row[process] = first_task
+            code = run.action_code[action]
+            first = run.code_first[code]
+            for number in range(run.code_first[code + 1] - first):
+                task = run.action_first_task[action] + number
+                _end_again(run, process, task, first + number)
+    return 0
+
+
+@compiled
+def _end_again(run: Run, process: int, task: int, row: int) -> None:
+    """Work out again when a task ended whose predecessors are there."""
+    kind, before = run.task_kind[row], run.process_sharding[process]
+    microbatch = run.action_microbatches[2 * run.process_action[process] + run.task_side[row]]
+    set_ready(run, process, task, row, microbatch)
+    if kind == COMPUTE:
+        run.process_compute[process] = task
+        return
+    if kind == SHARDING:
+        if before >= 0:
+            raise_to(ticks_of(run, process, task), ticks_of(run, process, before), run.members)
+        run.process_sharding[process] = task
+    else:
+        run.process_communication[process] = task
+    set_payload_ends(run, process, task, row, microbatch)
 
 
 # -- durations of phases ---------------------------------------------------------------------------

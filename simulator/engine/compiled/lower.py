@@ -38,13 +38,15 @@ from moesim.simulator.engine.program import (
 class LoweredStep:
     """The tables of a step.
 
-    `actions`: the action table of each group. `kept`: the arrays behind the addresses, which must live as
+    `actions`: the action table of each group. `first_transfer`: first row of `RunState.waits` of each group,
+    and their end. `kept`: the arrays behind the addresses, which must live as
     long as the tables are used; the programs keep those behind formulas.
     """
 
     tables: Tables
     sizes: StepSizes
     actions: tuple[ActionTable, ...]
+    first_transfer: tuple[int, ...]
     kept: tuple[Any, ...]
 
 
@@ -56,7 +58,11 @@ def lower(programs: Sequence[Program], few_links: bool, capacity_units: int) -> 
     """
     lowering = _Lowering()
     actions = tuple(action_table(program) for program in programs)
-    code_base = [lowering.templates(program, table) for program, table in zip(programs, actions, strict=True)]
+    code_base, first_transfer = [], []
+    for program, table in zip(programs, actions, strict=True):
+        first_transfer.append(len(lowering.transfer_rows))
+        code_base.append(lowering.templates(program, table))
+    first_transfer.append(len(lowering.transfer_rows))
     first, schedule = programs[0], programs[0].schedule
     count, routes = schedule.microbatches, np.array(schedule.routes, dtype=np.int64)
     rank_of = np.ascontiguousarray(routes[np.arange(count) * len(routes) // count].T)  # [stage, micro-batch]
@@ -91,8 +97,9 @@ def lower(programs: Sequence[Program], few_links: bool, capacity_units: int) -> 
         few_links=few_links,
         actions=int(action_base[-1]),
         tasks=int(task_base[-1]),
+        wait_rows=len(lowering.transfer_rows) if isinstance(first.link_map, ClusterLinkMap) else 0,
     )
-    return LoweredStep(tables, sizes, actions, tuple(lowering.kept))
+    return LoweredStep(tables, sizes, actions, tuple(first_transfer), tuple(lowering.kept))
 
 
 def _joined(firsts: Sequence[IntArray], bases: IntArray) -> IntArray:
@@ -261,6 +268,7 @@ class _Lowering:
             "task_deps": _ints([part.deps for part in parts]),
             "task_side": _ints([part.side for part in parts]),
             "task_rows": _ints(self.rows),
+            "task_transfer": which,
             **dict(zip(("task_fixed_s", "task_row_s", "task_cv"), formulas, strict=True)),
             **dict(zip(("task_received", "task_draws", "task_clock"), arrays, strict=True)),
             **dict(zip(number_names, (row[which] for row in numbers), strict=True)),

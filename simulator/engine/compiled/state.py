@@ -40,6 +40,8 @@ class StepSizes(NamedTuple):
     few_links: bool
     actions: int
     tasks: int
+    wait_rows: int
+    """Transfers of templates, and one more, where the waits of members are added up; 0 where they are not."""
 
 
 class Tables(NamedTuple):
@@ -51,12 +53,12 @@ class Tables(NamedTuple):
     members] arrays (of payloads [micro-batches]), so that no duration is copied. Where `task_rows` is 0, the
     loop works durations out from the task's `Formula`: `task_fixed_s`, `task_row_s`, `task_cv`, and the
     addresses `task_received` (relative rows), `task_draws` and `task_clock`; where `task_member` is 0, a
-    payload from `task_nic_s`, `task_scale_up_s` and both loads. `demand_*`: links and bytes
-    of every constant demand, row by row. `pattern_*`: exchange patterns; link n of pattern p carries
-    entries `pattern_link_first[m]` to `pattern_link_first[m + 1]`, m = `pattern_row[p]` + n (patterns that
-    differ only in the numbers of their links share them), each a share of what a member receives
-    over the scale-out hop (source = member) or the scale-up hop (source = members + member). `pair_*` [group,
-    source, target]: sends.
+    payload from `task_nic_s`, `task_scale_up_s` and both loads. `task_transfer`: row in `RunState.waits`.
+    `demand_*`: links and bytes of every constant demand, row by row. `pattern_*`: exchange patterns; link n
+    of pattern p carries entries `pattern_link_first[m]` to `pattern_link_first[m + 1]`, m = `pattern_row[p]`
+    + n (patterns that differ only in the numbers of their links share them), each a share of what a member
+    receives over the scale-out hop (source = member) or the scale-up hop (source = members + member).
+    `pair_*` [group, source, target]: sends.
     """
 
     rank_of: IntArray
@@ -83,6 +85,7 @@ class Tables(NamedTuple):
     task_received: IntArray
     task_draws: IntArray
     task_clock: IntArray
+    task_transfer: IntArray
     task_launch: IntArray
     task_payload: IntArray
     task_member: IntArray
@@ -161,11 +164,12 @@ SIZES = (
     "widest",
     "links",
     "clock_first",
+    "ring",
 )
 """Names of the numbers in `RunState.sizes`: those of `StepSizes` and `Room`, the entries of
 `RunState.pool_links` that constant demands take and that each slot takes, the links of the cluster, and the
 row that is first in `RunState.clock`: 0, or that of the first start if `RunState.ticks` has the ends of
-tasks."""
+tasks, and the rows of that a process has for its action, or 0 if all tasks have one."""
 
 NEXT, INPUTS, TASKS, TRANSFER, ENDING, SENDING, DONE = range(7)
 """Where a rank is (`RunState.process_state`): before an action, at its inputs, at a task, inside a transfer,
@@ -180,17 +184,20 @@ class RunState(NamedTuple):
 
     `clock`: vectors of the members' clocks [rows, members], first the ends of all tasks, then the starts,
     ends and free times of all actions. Where no action takes more than `MOST_TICKS`, the ends of tasks are in
-    `ticks` instead, in 32 bits from the `action_base` of their action, its earliest start; `short_starts`
-    [processes, members] are the starts of the actions that run, from the same base. `queue_*`: a binary heap
-    of events by (time, order), and what each event is in a place of its own. `process_*`: one
-    entry a pipeline rank of a group. `actor_*`: whoever runs a transfer, the processes and then, where there
-    is a sharding stream, every task. `key_*`: outputs on their way, by (group, F or B, receiving stage,
-    micro-batch); `arrivals` holds when each member has one. `flow_*`: transfers that are on links or
-    whose end is not processed yet; `flow_places` lists those that are alive, then those that are free. `pool_*`: links and bytes of all demands, constant ones first, then `slots` rows for those that
+    `ticks` instead, in 32 bits from the `action_base` of their action, its earliest start, at the number of
+    the task less `process_row`: of all tasks, or of the actions that run where all would take too much
+    memory; `short_starts` [processes, members] are the starts of the actions that run, from the same base.
+    `payload_begins` [tasks]: when a payload began. `waits` [transfers, members]: waits at barriers, summed
+    over all passes; `held_up` [processes, members]: time in which a member alone kept the others waiting.
+    `queue_*`: a binary heap of events by (time, order), and what each event is in a place of its own.
+    `process_*`: one entry a pipeline rank of a group. `actor_*`: whoever runs a transfer, the processes and
+    then, where there is a sharding stream, every task. `key_*`: outputs on their way, by (group, F or B,
+    receiving stage, micro-batch); `arrivals` holds when each member has one. `flow_*`: transfers that are on
+    links or whose end is not processed yet; `flow_places` lists those that are alive, then those that are
+    free. `pool_*`: links and bytes of all demands, constant ones first, then `slots` rows for those that
     follow a pattern, with the load that these offer. `received`: bytes of each member over both hops.
-    `durations`: those of the members in the task that starts.
-    `link_*`: offered load, carried bytes, and the flows on every link in order of arrival (`link_users`
-    [places, links]).
+    `durations`: those of the members in the task that starts. `link_*`: offered load, carried bytes, and the
+    flows on every link in order of arrival (`link_users` [places, links]).
     """
 
     sizes: IntArray
@@ -200,6 +207,7 @@ class RunState(NamedTuple):
     short_starts: ShortArray
     action_base: IntArray
     begins: IntArray
+    payload_begins: IntArray
     finishes: IntArray
     last_member: IntArray
     ready_total: IntArray
@@ -211,6 +219,7 @@ class RunState(NamedTuple):
     process_state: IntArray
     process_action: IntArray
     process_task: IntArray
+    process_row: IntArray
     process_at: IntArray
     process_compute: IntArray
     process_communication: IntArray
@@ -219,7 +228,6 @@ class RunState(NamedTuple):
     process_sent: IntArray
     actor_stage: IntArray
     actor_task: IntArray
-    actor_begin: IntArray
     actor_flow: IntArray
     beside_state: IntArray
     beside_before: IntArray
@@ -227,14 +235,14 @@ class RunState(NamedTuple):
     beside_waiters: IntArray
     key_arrived: IntArray
     key_waiter: IntArray
-    key_ready: IntArray
-    key_base: IntArray
     key_begin: IntArray
     key_end: IntArray
     key_sent: IntArray
     key_sent_waiter: IntArray
     key_order: IntArray
     arrivals: IntArray
+    waits: IntArray
+    held_up: IntArray
     flow_places: IntArray
     flow_serial: IntArray
     flow_owner: IntArray
@@ -316,7 +324,7 @@ _SIZE_OF = {
     "flow": "flows",
     "link": "links",
     "entry": "entries",
-    **dict.fromkeys(("begins", "finishes", "last_member", "ready_total"), "tasks"),
+    **dict.fromkeys(("begins", "payload_begins", "finishes", "last_member", "ready_total"), "tasks"),
     **dict.fromkeys(("slope", "used", "reach", "held", "touched"), "links"),
     **dict.fromkeys(("group", "rates", "caps", "largest", "levels", "active"), "flows"),
     "freed": "longest",
@@ -359,13 +367,18 @@ def new_state(tables: Tables, sizes: StepSizes, room: Room) -> RunState:
     }
     pool = constant + room.slots * widest
     short = tasks if room.short else 0
+    ring = int(np.diff(tables.code_first).max(initial=1)) if 4 * short * members > MOST_BYTES else 0
     given: dict[str, Any] = {
-        "sizes": np.array([*sizes, *room[:4], constant, widest, len(tables.capacity), short], dtype=np.int64),
+        "sizes": np.array(
+            [*sizes, *room[:4], constant, widest, len(tables.capacity), short, ring], dtype=np.int64
+        ),
         "counters": np.zeros(9, dtype=np.int64),
         "clock": SPARE.take(tasks - short + 3 * sizes.actions, members),
-        "ticks": SPARE_SHORT.take(short, members),
+        "ticks": SPARE_SHORT.take(processes * ring or short, members),
         "short_starts": np.zeros((processes, members), dtype=np.int32),
         "arrivals": np.empty((keys, members), dtype=np.int64),
+        "waits": np.zeros((sizes.wait_rows, members), dtype=np.int64),
+        "held_up": np.zeros((processes, members), dtype=np.int64),
         "queue_places": np.arange(room.events),
         "flow_places": np.arange(room.flows),
         "process_action": tables.process_first[:-1].copy(),
