@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moesim.simulator.engine.compiled.memory import ARRIVED, DEADLINE, Run, after, compiled
+from moesim.simulator.engine.compiled.memory import ARRIVED, DEADLINE, Run, after, compiled, floats_at, row_of
 from moesim.simulator.engine.compiled.state import (
     DEAD_LINK,
     ERROR,
@@ -174,6 +174,51 @@ def _settle(run: Run, count: int, entries: int) -> int:
 
 
 # -- links and pools of links ----------------------------------------------------------------------
+
+
+@compiled
+def exchange(run: Run, slot: int, task_row: int, microbatch: int) -> tuple[int, int]:
+    """Write the links and bytes of an exchange of routed rows into a slot; return (first, number of links).
+
+    The arithmetic of `ExchangePattern.demand` (docs/model.md, eq. G1); links without bytes are dropped.
+    """
+    pattern = run.task_pattern[task_row]
+    at = microbatch % run.task_load_rows[task_row]
+    load = row_of(floats_at(run.task_load[task_row]), at, run.members)
+    node_load = row_of(floats_at(run.task_node_load[task_row]), at, run.members)
+    nic, scale_up = run.task_nic_bytes[task_row], run.task_scale_up_bytes[task_row]
+    received, inner, products = run.received, row_of(run.received, 1, run.members), run.products
+    for m in range(run.members):
+        received[m] = nic * node_load[m]
+        inner[m] = scale_up * load[m]
+    shares, sources, bounds = run.product_share, run.product_source, run.pattern_link_first
+    row, link = run.pattern_row[pattern], run.pattern_first_link[pattern]
+    product = run.product_first[run.pattern_shape[pattern]]
+    for n in range(run.product_first[run.pattern_shape[pattern] + 1] - product):
+        products[n] = shares[product + n] * received[sources[product + n]]
+    first, width, done = run.constant_entries + slot * run.widest, 0, 0
+    links, amounts = row_of(run.pool_links, first, 1), row_of(run.pool_bytes, first, 1)
+    named, which = row_of(run.pattern_links, link, 1), run.entry_product
+    each, count = run.pattern_each[pattern], run.pattern_first_link[pattern + 1] - link
+    while each > 0 and done + 4 <= count:  # four links side by side, as one sum waits for its last addition
+        a, b, c, d = 0.0, 0.0, 0.0, 0.0
+        for e in range(bounds[row + done], bounds[row + done + 1]):
+            a += products[which[e]]
+            b += products[which[e + each]]
+            c += products[which[e + 2 * each]]
+            d += products[which[e + 3 * each]]
+        for amount in (a, b, c, d):
+            links[width], amounts[width] = named[done], amount
+            width += 1 if amount > 0.0 else 0  # the next link takes the place of one without bytes
+            done += 1
+    for n in range(done, count):
+        amount = 0.0
+        for e in range(bounds[row + n], bounds[row + n + 1]):
+            amount += products[which[e]]
+        links[width], amounts[width] = named[n], amount
+        width += 1 if amount > 0.0 else 0
+    return first, width
+
 
 NOBODY_WAITS, SOMEBODY_WAITS = 0, 1
 """Whether the end of a flow is an event of its own (`RunState.flow_waits`)."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moesim.simulator.engine.compiled.links import SOMEBODY_WAITS, begin_flow
+from moesim.simulator.engine.compiled.links import SOMEBODY_WAITS, begin_flow, exchange
 from moesim.simulator.engine.compiled.memory import (
     BESIDE_ENDED,
     INPUT,
@@ -139,7 +139,7 @@ def _begin_payload(run: Run, actor: int, row: int, microbatch: int) -> bool:
                 return False
             run.counters[FREE_SLOTS] += -1
             slot = run.slots[run.counters[FREE_SLOTS]]
-            first, width = _exchange(run, slot, row, microbatch)
+            first, width = exchange(run, slot, row, microbatch)
         else:
             first = run.demand_first[demand]
             width = run.demand_first[demand + 1] - first
@@ -149,36 +149,6 @@ def _begin_payload(run: Run, actor: int, row: int, microbatch: int) -> bool:
         return False
     _end_transfer(run, actor, row, microbatch)
     return True
-
-
-@compiled
-def _exchange(run: Run, slot: int, task_row: int, microbatch: int) -> tuple[int, int]:
-    """Write the links and bytes of an exchange of routed rows into a slot; return (first, number of links).
-
-    The arithmetic of `ExchangePattern.demand` (docs/model.md, eq. G1); links without bytes are dropped.
-    """
-    pattern = run.task_pattern[task_row]
-    at = microbatch % run.task_load_rows[task_row]
-    load = row_of(floats_at(run.task_load[task_row]), at, run.members)
-    node_load = row_of(floats_at(run.task_node_load[task_row]), at, run.members)
-    received = run.received
-    for m in range(run.members):
-        received[m] = run.task_nic_bytes[task_row] * node_load[m]
-        received[run.members + m] = run.task_scale_up_bytes[task_row] * load[m]
-    first = run.constant_entries + slot * run.widest
-    links, amounts, shares, sources = run.pool_links, run.pool_bytes, run.pattern_share, run.pattern_source
-    bounds, named = run.pattern_link_first, run.pattern_links
-    width, row, link = 0, run.pattern_row[pattern], run.pattern_first_link[pattern]
-    end = bounds[row]
-    for n in range(run.pattern_first_link[pattern + 1] - link):
-        amount, begin, end = 0.0, end, bounds[row + n + 1]
-        for e in range(begin, end):
-            amount += shares[e] * received[sources[e]]
-        if amount > 0.0:
-            links[first + width] = named[link + n]
-            amounts[first + width] = amount
-            width += 1
-    return first, width
 
 
 @compiled

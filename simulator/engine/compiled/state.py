@@ -56,9 +56,9 @@ class Tables(NamedTuple):
     payload from `task_nic_s`, `task_scale_up_s` and both loads. `task_transfer`: row in `RunState.waits`.
     `demand_*`: links and bytes of every constant demand, row by row. `pattern_*`: exchange patterns; link n
     of pattern p carries entries `pattern_link_first[m]` to `pattern_link_first[m + 1]`, m = `pattern_row[p]`
-    + n (patterns that differ only in the numbers of their links share them), each a share of what a member
-    receives over the scale-out hop (source = member) or the scale-up hop (source = members + member).
-    `pair_*` [group, source, target]: sends.
+    + n (patterns that differ only in the numbers of their links have one `pattern_shape`), each the product
+    `entry_product` of its shape: a share of what a member receives over the scale-out hop (source = member)
+    or the scale-up hop (source = members + member). `pair_*` [group, source, target]: sends.
     """
 
     rank_of: IntArray
@@ -101,14 +101,18 @@ class Tables(NamedTuple):
     task_load_rows: IntArray
     row_demand: IntArray
     demand_first: IntArray
-    demand_links: IntArray
+    demand_links: ShortArray
     demand_bytes: FloatArray
     pattern_first_link: IntArray
-    pattern_links: IntArray
+    pattern_links: ShortArray
+    pattern_shape: IntArray
     pattern_row: IntArray
+    pattern_each: IntArray
     pattern_link_first: IntArray
-    pattern_source: IntArray
-    pattern_share: FloatArray
+    entry_product: ShortArray
+    product_first: IntArray
+    product_source: IntArray
+    product_share: FloatArray
     pair_alone: FloatArray
     pair_demand: IntArray
     pair_slow: IntArray
@@ -195,9 +199,10 @@ class RunState(NamedTuple):
     receiving stage, micro-batch); `arrivals` holds when each member has one. `flow_*`: transfers that are on
     links or whose end is not processed yet; `flow_places` lists those that are alive, then those that are
     free. `pool_*`: links and bytes of all demands, constant ones first, then `slots` rows for those that
-    follow a pattern, with the load that these offer. `received`: bytes of each member over both hops.
-    `durations`: those of the members in the task that starts. `link_*`: offered load, carried bytes, and the
-    flows on every link in order of arrival (`link_users` [places, links]).
+    follow a pattern, with the load that these offer. `received`: bytes of each member over both hops, and
+    `products` of shares with them. `durations`: those of the members in the task that starts. `link_*`:
+    offered load, carried bytes, and the flows on every link in order of arrival (`link_users` [places,
+    links]).
     """
 
     sizes: IntArray
@@ -256,16 +261,17 @@ class RunState(NamedTuple):
     flow_remaining: FloatArray
     flow_rate: FloatArray
     flow_updated: IntArray
-    pool_links: IntArray
+    pool_links: ShortArray
     pool_bytes: FloatArray
     slots: IntArray
     pool_offered: IntArray
     received: FloatArray
+    products: FloatArray
     durations: IntArray
     link_load: IntArray
     link_bytes: FloatArray
-    link_users: IntArray
-    link_count: IntArray
+    link_users: ShortArray
+    link_count: ShortArray
     flow_seen: IntArray
     flow_stamp: IntArray
     link_stamp: IntArray
@@ -329,6 +335,7 @@ _SIZE_OF = {
     **dict.fromkeys(("group", "rates", "caps", "largest", "levels", "active"), "flows"),
     "freed": "longest",
     "received": "received",
+    "products": "products",
     "durations": "members",
 }
 """Size of every vector that begins empty, by its name or by the first word of its name."""
@@ -363,6 +370,7 @@ def new_state(tables: Tables, sizes: StepSizes, room: Room) -> RunState:
         "longest": longest,
         "entries": room.flows * longest,
         "received": 2 * members,
+        "products": int(np.diff(tables.product_first).max(initial=0)),
         "members": members,
     }
     pool = constant + room.slots * widest
@@ -383,10 +391,10 @@ def new_state(tables: Tables, sizes: StepSizes, room: Room) -> RunState:
         "flow_places": np.arange(room.flows),
         "process_action": tables.process_first[:-1].copy(),
         "slots": np.arange(room.slots),
-        "pool_links": np.empty(pool, dtype=np.int64),
+        "pool_links": np.empty(pool, dtype=np.int32),
         "pool_bytes": np.empty(pool),
         "pool_offered": np.empty(pool, dtype=np.int64),
-        "link_users": np.zeros((room.users, len(tables.capacity)), dtype=np.int64),
+        "link_users": np.zeros((room.users, len(tables.capacity)), dtype=np.int32),
     }
     given["counters"][FREE_SLOTS] = room.slots
     given["pool_links"][:constant], given["pool_bytes"][:constant] = tables.demand_links, tables.demand_bytes
@@ -396,9 +404,9 @@ def new_state(tables: Tables, sizes: StepSizes, room: Room) -> RunState:
 
 def _vector(name: str, count: Mapping[str, int]) -> FloatArray | IntArray:
     size = count[_SIZE_OF.get(name) or _SIZE_OF[name.split("_")[0]]] * _ROWS_OF.get(name, 1)
-    if "Float" in str(RunState.__annotations__[name]):
-        return np.zeros(size)
-    return np.full(size, -1, dtype=np.int64) if name in _NONE_YET else np.zeros(size, dtype=np.int64)
+    if name in _NONE_YET:
+        return np.full(size, -1)
+    return np.zeros(size, dtype=STEP_LAYOUT.dtype_of(name))
 
 
 # -- requests through replicas ---------------------------------------------------------------------
@@ -552,6 +560,10 @@ class ArrayLayout:
         self.floats = frozenset(field for field, kind in kinds if "Float" in str(kind))
         self.shorts = frozenset(field for field, kind in kinds if "Short" in str(kind))
 
+    def dtype_of(self, field: str) -> type:
+        """The numbers of a field."""
+        return np.float64 if field in self.floats else np.int32 if field in self.shorts else np.int64
+
     def addresses(self, *parts: tuple[Any, ...]) -> IntArray:
         """The address of every array, in the order of `fields`; the arrays must outlive the table.
 
@@ -559,8 +571,7 @@ class ArrayLayout:
         """
         arrays = [array for part in parts for array in part]
         for name, array in zip(self.fields, arrays, strict=True):
-            wanted: type = np.float64 if name in self.floats else np.int64
-            wanted = np.int32 if name in self.shorts else wanted
+            wanted = self.dtype_of(name)
             if array.dtype != wanted or not array.flags.c_contiguous:
                 raise TypeError(f"{name} is {array.dtype}; it must be contiguous, of {wanted.__name__}")
         return np.array([address_of(array) for array in arrays], dtype=np.int64)
