@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -85,24 +85,31 @@ class ExchangePattern:
         return outer, result[1]
 
 
-def exchange_pattern(
+def exchange_patterns(
     topology: Topology, gpus: IntArray, per_node: int, outward: bool, spreading: Spreading, seed: int
-) -> ExchangePattern:
-    """Pairs of an expert-parallel exchange of `gpus` (members in order, `per_node` of them a node).
+) -> list[ExchangePattern]:
+    """Pairs of the expert-parallel exchanges of `gpus` [ranks, members], `per_node` members in order a node.
 
     `outward`: rows go to the member with the sender's place on every other node, which passes them on inside
     that node. Otherwise the same pairs send in the opposite direction (DeepSeek-V3 report, section 3.2.2).
     """
-    members = len(gpus)
+    members = gpus.shape[1]
     place = np.arange(members)
     src, dst = (grid.ravel() for grid in np.meshgrid(place, place, indexing="ij"))
     same_node = src // per_node == dst // per_node
     outer = ~same_node & (src % per_node == dst % per_node)
     inner = same_node & (src != dst)
     pairs = np.concatenate([np.flatnonzero(outer), np.flatnonzero(inner)])
-    a, b = gpus[src[pairs]], gpus[dst[pairs]]
+    a, b = gpus[:, src[pairs]].ravel(), gpus[:, dst[pairs]].ravel()
     routes = topology.routes(*((a, b) if outward else (b, a)), spreading=spreading, seed=seed)
-    return _pattern(routes, dst[pairs], int(outer.sum()), (members // per_node - 1, per_node - 1))
+    peers, patterns = (members // per_node - 1, per_node - 1), []
+    for first in range(0, len(gpus) * len(pairs), len(pairs)) if len(pairs) else [0] * len(gpus):
+        bounds = routes.indptr[first : first + len(pairs) + 1]
+        entries = slice(bounds[0], bounds[-1])
+        links, share = routes.links[entries], routes.share[entries]
+        own = replace(routes, indptr=bounds - bounds[0], links=links, share=share)
+        patterns.append(_pattern(own, dst[pairs], int(outer.sum()), peers))
+    return patterns
 
 
 def _pattern(routes: RouteSet, loaded: IntArray, outer_pairs: int, peers: tuple[int, int]) -> ExchangePattern:
@@ -141,7 +148,7 @@ class ClusterLinkMap(LinkMap):
         self._capacity = topology.remaining_bytes_per_s() / 1e9
         self._patterns: dict[tuple[int, bool], ExchangePattern] = {}
         self._slow: dict[tuple[int, bool], tuple[FloatArray | float, FloatArray | float]] = {}
-        self._sends: dict[tuple[int, int], ExchangePattern] = {}
+        self._sends: dict[tuple[int, int, float], Demand] = {}
         self._send_slow: dict[tuple[int, int], FloatArray | float] = {}
 
     @property
@@ -159,11 +166,15 @@ class ClusterLinkMap(LinkMap):
         """The exchange between the members of a pipeline rank."""
         key = (rank, outward)
         if key not in self._patterns:
-            self._patterns[key] = self._exchange(self.topology, rank, outward)
+            # With faults one by one, as the error of a pair without a route is that of the first rank.
+            ranks = [rank] if self.topology is not self.healthy else list(range(len(self.gpus)))
+            made = self._exchanges(self.topology, ranks, outward)
+            self._patterns.update(zip([(one, outward) for one in ranks], made, strict=True))
         return self._patterns[key]
 
-    def _exchange(self, topology: Topology, rank: int, outward: bool) -> ExchangePattern:
-        return exchange_pattern(topology, self.gpus[rank], self.per_node, outward, self.spreading, self.seed)
+    def _exchanges(self, topology: Topology, ranks: list[int], outward: bool) -> list[ExchangePattern]:
+        how = self.per_node, outward, self.spreading, self.seed
+        return exchange_patterns(topology, self.gpus[ranks], *how)
 
     def uniform(self, rank: int, phase: Phase, cost: TransferCost) -> Demand | None:
         """Demand of a parameter collective, a ring over all working ports; None for routed rows."""
@@ -194,11 +205,12 @@ class ClusterLinkMap(LinkMap):
 
     def send(self, source: int, target: int, size: float) -> Demand:
         """Demand of a send from every member to the same member of the other pipeline rank."""
-        key = (source, target)
+        key = (source, target, size)
         if key not in self._sends:
-            self._sends[key] = self._pairs(self.topology, self.gpus[source], self.gpus[target])
-        even = np.ones(self.gpus.shape[1])
-        return self._sends[key].demand(size, 0.0, even, even)
+            even = np.ones(self.gpus.shape[1])
+            pattern = self._pairs(self.topology, self.gpus[source], self.gpus[target])
+            self._sends[key] = pattern.demand(size, 0.0, even, even)
+        return self._sends[key]
 
     def slowness(self, rank: int, phase: Phase) -> tuple[FloatArray | float, FloatArray | float]:
         """Time of each member's busiest link with the faults over its time without them (eq. G2)."""
@@ -207,7 +219,7 @@ class ClusterLinkMap(LinkMap):
         key = (rank, phase in TO_EXPERTS)
         if key not in self._slow:
             now = self._times(self.topology, self.pattern(*key))
-            before = self._times(self.healthy, self._exchange(self.healthy, *key))
+            before = self._times(self.healthy, self._exchanges(self.healthy, [rank], key[1])[0])
             self._slow[key] = (_ratio(now[0], before[0]), _ratio(now[1], before[1]))
         return self._slow[key]
 
