@@ -116,8 +116,8 @@ class _Lowering:
     """Where every array begins, by its identity."""
     kept: list[tuple[Any, Any]] = field(default_factory=list)
     """Every array and its contiguous form, kept alive so that identities and addresses stay theirs."""
-    transfer_places: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Addresses of the payloads and loads of every transfer, by its identity."""
+    transfer_places: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+    """Addresses of the payloads and loads of transfers, by the identities of payload and load."""
     demands: list[Demand] = field(default_factory=list)
     demand_numbers: dict[int, int] = field(default_factory=dict)
     row_demands: list[int] = field(default_factory=list)
@@ -170,15 +170,16 @@ class _Lowering:
             which, first_row, pattern, per_peer = self._demand(program, rank, task, transfer)
         else:
             which, first_row, pattern, per_peer = self._number(demand), 0, 0, (0.0, 0.0)
-        places = self.transfer_places.get(id(transfer))
+        key = id(payload_ns), id(load)  # which decide the others
+        places = self.transfer_places.get(key)
         if places is None:
             arrays = (payload_ns, np.float64), (given, np.int64), (load, np.float64), (node_load, np.float64)
             at = [0 if array is None else self._address(array, dtype) for array, dtype in arrays]
-            places = self.transfer_places[id(transfer)] = tuple(at)
-        payload, own, *loads = places
+            places = self.transfer_places[key] = tuple(at)
+        payload, own, loads, nodes = places
         kind = SHARDING if task.stream == "sharding" else COMMUNICATION
         demanded = which, first_row, pattern
-        self.transfer_rows.append((kind, launch_ns, payload, own, *demanded, *loads, len(load)))
+        self.transfer_rows.append((kind, launch_ns, payload, own, *demanded, loads, nodes, len(load)))
         self.transfer_numbers.append((cost.nic_s, cost.scale_up_s, *per_peer))
 
     def _demand(
