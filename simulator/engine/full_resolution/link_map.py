@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -102,14 +103,18 @@ def exchange_patterns(
     pairs = np.concatenate([np.flatnonzero(outer), np.flatnonzero(inner)])
     a, b = gpus[:, src[pairs]].ravel(), gpus[:, dst[pairs]].ravel()
     routes = topology.routes(*((a, b) if outward else (b, a)), spreading=spreading, seed=seed)
-    peers, patterns = (members // per_node - 1, per_node - 1), []
-    for first in range(0, len(gpus) * len(pairs), len(pairs)) if len(pairs) else [0] * len(gpus):
-        bounds = routes.indptr[first : first + len(pairs) + 1]
+    peers, outer_pairs = (members // per_node - 1, per_node - 1), int(outer.sum())
+    return [_pattern(own, dst[pairs], outer_pairs, peers) for own in _split(routes, len(gpus))]
+
+
+def _split(routes: RouteSet, parts: int) -> Iterator[RouteSet]:
+    """The routes in so many parts with as many pairs each."""
+    pairs = (len(routes.indptr) - 1) // parts
+    for first in range(0, parts * pairs, pairs) if pairs else [0] * parts:
+        bounds = routes.indptr[first : first + pairs + 1]
         entries = slice(bounds[0], bounds[-1])
         links, share = routes.links[entries], routes.share[entries]
-        own = replace(routes, indptr=bounds - bounds[0], links=links, share=share)
-        patterns.append(_pattern(own, dst[pairs], int(outer.sum()), peers))
-    return patterns
+        yield replace(routes, indptr=bounds - bounds[0], links=links, share=share)
 
 
 def _pattern(routes: RouteSet, loaded: IntArray, outer_pairs: int, peers: tuple[int, int]) -> ExchangePattern:
@@ -207,9 +212,15 @@ class ClusterLinkMap(LinkMap):
         """Demand of a send from every member to the same member of the other pipeline rank."""
         key = (source, target, size)
         if key not in self._sends:
-            even = np.ones(self.gpus.shape[1])
-            pattern = self._pairs(self.topology, self.gpus[source], self.gpus[target])
-            self._sends[key] = pattern.demand(size, 0.0, even, even)
+            ranks, members = self.gpus.shape
+            hops, even = [(source, target)], np.ones(members)
+            if self.topology is self.healthy and (target - source) % ranks in (1, ranks - 1):
+                hops = [(one, (one + target - source) % ranks) for one in range(ranks)]  # of a pipeline
+            gpus = self.gpus[np.array(hops).T].reshape(2, -1)
+            routes = self.topology.routes(*gpus, spreading=self.spreading, seed=self.seed)
+            for hop, own in zip(hops, _split(routes, len(hops)), strict=True):
+                pattern = _pattern(own, np.arange(members), members, (1, 0))
+                self._sends[*hop, size] = pattern.demand(size, 0.0, even, even)
         return self._sends[key]
 
     def slowness(self, rank: int, phase: Phase) -> tuple[FloatArray | float, FloatArray | float]:
