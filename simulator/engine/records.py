@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
@@ -156,6 +157,12 @@ class Execution:
         """The tasks of `table` as vectors."""
         return task_table(self.program, self.table)
 
+    def with_tasks(self, tasks: TaskTable) -> Execution:
+        """The same with a table that somebody has made of the tasks already."""
+        result = replace(self)
+        result.__dict__["tasks"] = tasks  # the property is worked out once, and kept there
+        return result
+
     @property
     def events(self) -> int:
         """Number of tasks that ran."""
@@ -282,6 +289,9 @@ def end_of_step(
     ]
     return result, max((s.gather[1] for s in result), default=0)
 
+
+MEANWHILE: ContextVar[Callable[[], object] | None] = ContextVar("meanwhile", default=None)
+"""Work that an engine may do while code runs in another thread that leaves Python to this one."""
 
 # -- the protocol ----------------------------------------------------------------------------------
 

@@ -6,15 +6,17 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache, partial
+from threading import Event
 from typing import Any
 
 import numpy as np
 
 from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.files import cache_folder
+from moesim.simulator.common.processes import in_background
 from moesim.simulator.engine.compiled.loader import (
     DAY_S,
     FOLDER,
@@ -44,6 +46,7 @@ from moesim.simulator.engine.compiled.state import (
 from moesim.simulator.engine.maxmin import CAPACITY_UNITS, MOST_LINKS_IN_STEPS
 from moesim.simulator.engine.program import Program
 from moesim.simulator.engine.records import (
+    MEANWHILE,
     Barriers,
     Engine,
     Execution,
@@ -73,7 +76,8 @@ def run_compiled(programs: Sequence[Program]) -> list[Execution]:
     """
     few = len(programs[0].link_map.capacity_bytes_per_ns) <= MOST_LINKS_IN_STEPS
     lowered = lower(programs, few, CAPACITY_UNITS)
-    state = _run(lowered)
+    work = MEANWHILE.get()
+    state = _run(lowered) if work is None else _run_beside(lowered, work)
     times = [_times(lowered, state, group) for group in range(len(programs))]
     sends = [SendTimes(lowered, state, group) for group in range(len(programs))]
     free = [free_by_rank(table, own) for table, own in zip(lowered.actions, times, strict=True)]
@@ -84,14 +88,26 @@ def run_compiled(programs: Sequence[Program]) -> list[Execution]:
     ]
 
 
-def _run(lowered: LoweredStep) -> RunState:
+def _run_beside(lowered: LoweredStep, work: Callable[[], object]) -> RunState:
+    """Run in another thread while this one, which keeps its memory so, does the work."""
+    stopped = Event()
+    state = in_background(partial(_run, lowered, stopped.is_set))
+    try:
+        with suppress(Exception):  # whoever needs the work does it again and sees the error
+            work()
+        return state()
+    finally:
+        stopped.set()
+
+
+def _run(lowered: LoweredStep, stopped: Callable[[], bool] = lambda: False) -> RunState:
     room = initial_room(lowered.sizes)
     while True:
         state = new_state(lowered.tables, lowered.sizes, room)
         table = STEP_LAYOUT.addresses(lowered.tables, state)
         code, address = native(), address_of(table)
         code.start(address)
-        while code.advance(address, EVENTS_A_SLICE):
+        while code.advance(address, EVENTS_A_SLICE) and not stopped():
             pass
         error = int(state.counters[ERROR])
         if error == 0:
