@@ -129,23 +129,6 @@ def without_cyclic_collection() -> Iterator[None]:
             gc.enable()
 
 
-def in_background(work: Callable[[], B]) -> Callable[[], B]:
-    """Work in a thread from now on; the result waits for it, and gives what it returned or raised.
-
-    For compiled code, which leaves Python to other threads. A process that ends does not wait for it.
-    """
-    future: Future[B] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # whoever asks for the result gets it
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future.result
-
-
 # -- Dask cluster ------------------------------------------------------------------------------------
 # The workers of a Dask cluster, by the address of its scheduler.
 

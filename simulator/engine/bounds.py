@@ -200,12 +200,6 @@ def upper_bound_s(programs: Sequence[Program], tables: Sequence[TaskTable] | Non
     return (last + _end_ns(programs)) / NS
 
 
-def bounds_s(tables: Sequence[TaskTable]) -> tuple[float, float]:
-    """(lower, upper) bound of the groups whose tasks the tables have."""
-    programs = [table.program for table in tables]
-    return lower_bound_s(programs, tables), upper_bound_s(programs, tables)
-
-
 def _tables(programs: Sequence[Program], tables: Sequence[TaskTable] | None) -> Sequence[TaskTable]:
     return [task_table(program) for program in programs] if tables is None else tables
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
@@ -74,13 +73,6 @@ class ShortTimes:
         ticks, base = self.ticks[key], self.base[key[0] if isinstance(key, tuple) else key]
         missing = np.ndim(ticks) - np.ndim(base)
         return ticks + (base.reshape(*base.shape, *(1,) * missing) if missing > 0 else base)
-
-    def take(
-        self, rows: IntArray, axis: int = 0, out: IntArray | None = None, mode: str = "raise"
-    ) -> IntArray:
-        """The times of some rows, into `out` where it is given."""
-        assert axis == 0 and mode in ("raise", "clip")
-        return np.add(self.ticks.take(rows, axis=0), self.base.take(rows)[:, None], out=out)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,12 +149,6 @@ class Execution:
         """The tasks of `table` as vectors."""
         return task_table(self.program, self.table)
 
-    def with_tasks(self, tasks: TaskTable) -> Execution:
-        """The same with a table that somebody has made of the tasks already."""
-        result = replace(self)
-        result.__dict__["tasks"] = tasks  # the property is worked out once, and kept there
-        return result
-
     @property
     def events(self) -> int:
         """Number of tasks that ran."""
@@ -207,13 +193,9 @@ def inputs_ready_ns(
         # Tasks that must have ended before a transfer: its inputs, and the one before on its stream.
         before = code.before[transfer]
         tasks = tuple(dict.fromkeys((*code.tasks[transfer].deps, *([] if before is None else [before]))))
-        if not tasks:
-            row[:] = times.start[actions]
-        for at, task in enumerate(tasks):
-            if at == 0:
-                times.ends.take(first + task, axis=0, out=row, mode="clip")
-            else:
-                np.maximum(row, times.ends.take(first + task, axis=0), out=row)
+        row[:] = times.ends[first + tasks[0]] if tasks else times.start[actions]
+        for task in tasks[1:]:
+            np.maximum(row, times.ends[first + task], out=row)
     return ready
 
 
@@ -289,9 +271,6 @@ def end_of_step(
     ]
     return result, max((s.gather[1] for s in result), default=0)
 
-
-MEANWHILE: ContextVar[Callable[[], object] | None] = ContextVar("meanwhile", default=None)
-"""Work that an engine may do while code runs in another thread that leaves Python to this one."""
 
 # -- the protocol ----------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.layout.stages import StageAssignment, describe
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.result_parts import MemoryResult
-from moesim.simulator.predict.step import Prepared, execute, execute_with_bounds, prepare
+from moesim.simulator.predict.step import Prepared, execute, prepare
 from moesim.simulator.predict.summarise import summarise
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.inputs import Inputs, inputs_of
@@ -61,7 +61,7 @@ def finish(prepared: Prepared) -> Prediction:
     before = None if _unread is None else _unread()
     if before is not None:
         before.completed()
-    step = execute(prepared) if prepared.whole is None else execute_with_bounds(prepared)
+    step = execute(prepared)
     prediction = Prediction(prepared, step.executions, summarise(step))
     _unread = ref(prediction.result)
     return prediction

@@ -17,9 +17,10 @@ from moesim.hwmodels.units import SECONDS_PER_DAY
 from moesim.simulator.cost.evidence import summed
 from moesim.simulator.cost.load_clock import block_power, power_law
 from moesim.simulator.cost.table import Mode
-from moesim.simulator.engine.bounds import moved_by_rank
+from moesim.simulator.engine.bounds import lower_bound_s, moved_by_rank, upper_bound_s
 from moesim.simulator.engine.program import NS, ActionTable, CompiledTemplate, Program
 from moesim.simulator.engine.records import Execution, barriers
+from moesim.simulator.engine.task_table import TaskTable
 from moesim.simulator.model.block import is_routed_layer
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.predict.result_parts import (
@@ -250,13 +251,13 @@ def step_result(
     n_gpus: int,
     peak_flop_per_s: float,
     fastest_flop_per_s: float,
-    bounds: Callable[[], tuple[float, float]],
+    tables: Callable[[], Sequence[TaskTable]],
 ) -> StepResult:
     """Rates of a step of `tokens` tokens.
 
     `flop_per_token`: (causal, full attention). Both peaks are averages over GPUs: `peak_flop_per_s` in BF16,
-    to which MFU refers, and `fastest_flop_per_s` in the fastest format of the recipe. `bounds` gives those of
-    the step in seconds. Raises RuntimeError for a step above the fastest peak, and where its bounds are read
+    to which MFU refers, and `fastest_flop_per_s` in the fastest format of the recipe. `tables` gives the
+    tasks of all groups. Raises RuntimeError for a step above the fastest peak, and where its bounds are read
     for one outside them, which is a fault of the program.
     """
     per_gpu = tokens / time_s / n_gpus
@@ -265,8 +266,10 @@ def step_result(
         raise RuntimeError(f"{causal:.6g} FLOP/s a GPU are above the peak of {fastest_flop_per_s:.6g}")
 
     @cache
-    def checked() -> tuple[float, float]:
-        lower_s, upper_s = bounds()
+    def bounds() -> tuple[float, float]:
+        of_groups = tables()
+        programs = [table.program for table in of_groups]
+        lower_s, upper_s = lower_bound_s(programs, of_groups), upper_bound_s(programs, of_groups)
         if not lower_s <= time_s <= upper_s:
             raise RuntimeError(
                 f"a step of {time_s:.9g} s is outside its bounds {lower_s:.9g} to {upper_s:.9g} s"
@@ -285,7 +288,7 @@ def step_result(
             "mfu_causal": causal / peak_flop_per_s,
             "mfu_noncausal": full / peak_flop_per_s,
         },
-        {"lower_bound_s": lambda: checked()[0], "upper_bound_s": lambda: checked()[1]},
+        {"lower_bound_s": lambda: bounds()[0], "upper_bound_s": lambda: bounds()[1]},
     )
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from math import fsum
 
 from moesim.hwmodels.calibration import CalibrationProfile
@@ -17,14 +16,12 @@ from moesim.simulator.cost.cost_table import cost_table
 from moesim.simulator.cost.load_clock import cap_of
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.transfers import sends_over_tiers
-from moesim.simulator.engine.bounds import bounds_s
 from moesim.simulator.engine.compilation import compile_program
 from moesim.simulator.engine.full_resolution.groups import ClusterPrograms, compile_groups
 from moesim.simulator.engine.link_map import FoldedLinkMap
 from moesim.simulator.engine.program import PricedSchedule, Program
-from moesim.simulator.engine.records import MEANWHILE, Engine, Execution, step_time_s
+from moesim.simulator.engine.records import Engine, Execution, step_time_s
 from moesim.simulator.engine.registry import engine_of
-from moesim.simulator.engine.task_table import task_table
 from moesim.simulator.layout.dispatch_limits import check_dispatcher
 from moesim.simulator.layout.expert_load import RankLoads, load_spec
 from moesim.simulator.layout.job import (
@@ -368,8 +365,6 @@ class ExecutedStep:
 
     prepared: Prepared
     executions: Sequence[Execution]
-    bounds: Callable[[], tuple[float, float]] | None = None
-    """Gives the bounds of the step, where somebody works them out."""
 
     @property
     def time_s(self) -> float:
@@ -380,19 +375,6 @@ class ExecutedStep:
 def execute(prepared: Prepared) -> ExecutedStep:
     """Run a prepared step on its engine."""
     return ExecutedStep(prepared, prepared.engine.execute(prepared.programs))
-
-
-def execute_with_bounds(prepared: Prepared) -> ExecutedStep:
-    """Run a step of full resolution; its bounds, which need no times, are worked out beside it."""
-    tables = [task_table(program) for program in prepared.programs]
-    bounds = cache(lambda: bounds_s(tables))
-    token = MEANWHILE.set(bounds)
-    try:
-        step = execute(prepared)
-    finally:
-        MEANWHILE.reset(token)
-    executions = [e.with_tasks(table) for e, table in zip(step.executions, tables, strict=True)]
-    return ExecutedStep(prepared, executions, bounds)
 
 
 def run_step(

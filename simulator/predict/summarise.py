@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -17,10 +17,9 @@ from moesim.hwmodels.price import mixed_terms
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, format_quantity
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.transfers import domains_met, exchange_seconds, sends_over_tiers
-from moesim.simulator.engine.bounds import bounds_s
 from moesim.simulator.engine.critical import critical_path, seconds_by_cause
 from moesim.simulator.engine.full_resolution.groups import full_result
-from moesim.simulator.engine.records import last_group
+from moesim.simulator.engine.records import Execution, last_group
 from moesim.simulator.layout.job import ResolvedJob, usd_per_hour
 from moesim.simulator.layout.stages import describe
 from moesim.simulator.model.counts import (
@@ -129,7 +128,7 @@ def summarise(step: ExecutedStep) -> Result:
     now: dict[str, Any] = {
         "scenario": scenario.name,
         "inputs": inputs_of(scenario, n_gpus=prepared.n_gpus),
-        "step": _step(step),
+        "step": _step(prepared, executions, time_s),
         "memory": prepared.memory,
         "run": _run(prepared, time_s, energy),
         "stages": tuple(describe(prepared.stages).splitlines()),
@@ -274,8 +273,7 @@ def _extrapolated(prepared: Prepared) -> set[str]:
     return notes
 
 
-def _step(step: ExecutedStep) -> StepResult:
-    prepared, time_s = step.prepared, step.time_s
+def _step(prepared: Prepared, executions: Sequence[Execution], time_s: float) -> StepResult:
     recipe, shape = prepared.scenario.recipe, prepared.shape
     length, kept = prepared.scenario.batch.sequence_length, kept_rows(prepared.programs)
     if prepared.scenario.stages.blocks is None:
@@ -290,7 +288,7 @@ def _step(step: ExecutedStep) -> StepResult:
         n_gpus=prepared.n_gpus,
         peak_flop_per_s=mean_per_gpu(prepared, lambda p: p.part.cluster.accelerator.peak_flop_per_s("bf16")),
         fastest_flop_per_s=mean_per_gpu(prepared, lambda p: fastest_flop_per_s(p.part.cluster, recipe)),
-        bounds=step.bounds or (lambda: bounds_s([execution.tasks for execution in step.executions])),
+        tables=lambda: [execution.tasks for execution in executions],
     )
 
 

@@ -6,17 +6,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache, partial
-from threading import Event
 from typing import Any
 
 import numpy as np
 
 from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.files import cache_folder
-from moesim.simulator.common.processes import in_background
 from moesim.simulator.engine.compiled.loader import (
     DAY_S,
     FOLDER,
@@ -46,7 +44,6 @@ from moesim.simulator.engine.compiled.state import (
 from moesim.simulator.engine.maxmin import CAPACITY_UNITS, MOST_LINKS_IN_STEPS
 from moesim.simulator.engine.program import Program
 from moesim.simulator.engine.records import (
-    MEANWHILE,
     Barriers,
     Engine,
     Execution,
@@ -76,8 +73,7 @@ def run_compiled(programs: Sequence[Program]) -> list[Execution]:
     """
     few = len(programs[0].link_map.capacity_bytes_per_ns) <= MOST_LINKS_IN_STEPS
     lowered = lower(programs, few, CAPACITY_UNITS)
-    work = MEANWHILE.get()
-    state = _run(lowered) if work is None else _run_beside(lowered, work)
+    state = _run(lowered)
     times = [_times(lowered, state, group) for group in range(len(programs))]
     sends = [SendTimes(lowered, state, group) for group in range(len(programs))]
     free = [free_by_rank(table, own) for table, own in zip(lowered.actions, times, strict=True)]
@@ -88,26 +84,14 @@ def run_compiled(programs: Sequence[Program]) -> list[Execution]:
     ]
 
 
-def _run_beside(lowered: LoweredStep, work: Callable[[], object]) -> RunState:
-    """Run in another thread while this one, which keeps its memory so, does the work."""
-    stopped = Event()
-    state = in_background(partial(_run, lowered, stopped.is_set))
-    try:
-        with suppress(Exception):  # whoever needs the work does it again and sees the error
-            work()
-        return state()
-    finally:
-        stopped.set()
-
-
-def _run(lowered: LoweredStep, stopped: Callable[[], bool] = lambda: False) -> RunState:
+def _run(lowered: LoweredStep) -> RunState:
     room = initial_room(lowered.sizes)
     while True:
         state = new_state(lowered.tables, lowered.sizes, room)
         table = STEP_LAYOUT.addresses(lowered.tables, state)
         code, address = native(), address_of(table)
         code.start(address)
-        while code.advance(address, EVENTS_A_SLICE) and not stopped():
+        while code.advance(address, EVENTS_A_SLICE):
             pass
         error = int(state.counters[ERROR])
         if error == 0:
@@ -135,6 +119,10 @@ def _times(lowered: LoweredStep, state: RunState, group: int) -> RecordedTimes:
         counts = np.diff(tables.action_first_task[first : last + 1])
         base = np.repeat(state.action_base[first:last], counts)
         task_ends = ShortTimes(partial(_ticks, lowered, state, group, begin, end), base, sizes.members)
+    waits = None
+    if sizes.wait_rows > 0:
+        own = slice(*lowered.first_transfer[group : group + 2])
+        waits = Waits(state.waits[own], state.held_up[group * ranks : (group + 1) * ranks])
     return RecordedTimes(
         starts[first:last],
         ends[first:last],
@@ -143,7 +131,7 @@ def _times(lowered: LoweredStep, state: RunState, group: int) -> RecordedTimes:
         state.begins[begin:end],
         state.finishes[begin:end],
         Barriers(state.last_member[begin:end], state.ready_total[begin:end]),
-        _waits(lowered, state, group),
+        waits,
     )
 
 
@@ -155,15 +143,6 @@ def _ticks(lowered: LoweredStep, state: RunState, group: int, begin: int, end: i
     table = STEP_LAYOUT.addresses(lowered.tables, again)
     native().end_times(address_of(table), group)
     return again.ticks
-
-
-def _waits(lowered: LoweredStep, state: RunState, group: int) -> Waits | None:
-    """What one group's members waited at barriers, where that was added up."""
-    sizes = lowered.sizes
-    if sizes.wait_rows == 0:
-        return None
-    first, last = lowered.first_transfer[group : group + 2]
-    return Waits(state.waits[first:last], state.held_up[group * sizes.ranks : (group + 1) * sizes.ranks])
 
 
 class SendTimes(Sequence[SendRecord]):

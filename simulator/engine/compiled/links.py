@@ -187,36 +187,26 @@ def exchange(run: Run, slot: int, task_row: int, microbatch: int) -> tuple[int, 
     load = row_of(floats_at(run.task_load[task_row]), at, run.members)
     node_load = row_of(floats_at(run.task_node_load[task_row]), at, run.members)
     nic, scale_up = run.task_nic_bytes[task_row], run.task_scale_up_bytes[task_row]
-    received, inner, products = run.received, row_of(run.received, 1, run.members), run.products
+    received, inner = run.received, row_of(run.received, 1, run.members)
     for m in range(run.members):
         received[m] = nic * node_load[m]
         inner[m] = scale_up * load[m]
-    shares, sources, bounds = run.product_share, run.product_source, run.pattern_link_first
-    row, link = run.pattern_row[pattern], run.pattern_first_link[pattern]
-    product = run.product_first[run.pattern_shape[pattern]]
-    for n in range(run.product_first[run.pattern_shape[pattern] + 1] - product):
-        products[n] = shares[product + n] * received[sources[product + n]]
-    first, width, done = run.constant_entries + slot * run.widest, 0, 0
+    first, width = run.constant_entries + slot * run.widest, 0
     links, amounts = row_of(run.pool_links, first, 1), row_of(run.pool_bytes, first, 1)
-    named, which = row_of(run.pattern_links, link, 1), run.entry_product
-    each, count = run.pattern_each[pattern], run.pattern_first_link[pattern + 1] - link
-    while each > 0 and done + 4 <= count:  # four links side by side, as one sum waits for its last addition
-        a, b, c, d = 0.0, 0.0, 0.0, 0.0
-        for e in range(bounds[row + done], bounds[row + done + 1]):
-            a += products[which[e]]
-            b += products[which[e + each]]
-            c += products[which[e + 2 * each]]
-            d += products[which[e + 3 * each]]
-        for amount in (a, b, c, d):
-            links[width], amounts[width] = named[done], amount
-            width += 1 if amount > 0.0 else 0  # the next link takes the place of one without bytes
-            done += 1
-    for n in range(done, count):
-        amount = 0.0
-        for e in range(bounds[row + n], bounds[row + n + 1]):
-            amount += products[which[e]]
-        links[width], amounts[width] = named[n], amount
-        width += 1 if amount > 0.0 else 0
+    row, link = run.pattern_row[pattern], run.pattern_first_link[pattern]
+    named, shares, sources, bounds = (
+        run.pattern_links,
+        run.pattern_share,
+        run.pattern_source,
+        run.pattern_link_first,
+    )
+    end = bounds[row]
+    for n in range(run.pattern_first_link[pattern + 1] - link):
+        amount, begin, end = 0.0, end, bounds[row + n + 1]
+        for e in range(begin, end):
+            amount += shares[e] * received[sources[e]]
+        links[width], amounts[width] = named[link + n], amount
+        width += 1 if amount > 0.0 else 0  # the next link takes the place of one without bytes
     return first, width
 
 

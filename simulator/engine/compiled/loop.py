@@ -150,11 +150,10 @@ def end_times(address: int, group: int) -> int:
             run.process_action[process] = action
             begin_tasks(run, process)
             run.process_row[process] = first_task
-            code = run.action_code[action]
-            first = run.code_first[code]
-            for number in range(run.code_first[code + 1] - first):
-                task = run.action_first_task[action] + number
-                _end_again(run, process, task, first + number)
+            row = run.code_first[run.action_code[action]]
+            for task in range(run.action_first_task[action], run.action_first_task[action + 1]):
+                _end_again(run, process, task, row)
+                row += 1
     return 0
 
 

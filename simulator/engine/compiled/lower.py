@@ -255,9 +255,10 @@ class _Lowering:
         demands, patterns, parts = self.demands, self.patterns, self.parts
         formulas = np.concatenate([np.zeros((3, 0)), *(part.numbers for part in parts)], axis=1)
         arrays = np.concatenate([np.zeros((3, 0), np.int64), *(part.addresses for part in parts)], axis=1)
-        known: dict[tuple[bytes, ...], PatternEntries] = {}
-        shape_of = [_entries(pattern, members, known).number for pattern in patterns]
-        shapes = known.values()
+        shapes: dict[tuple[bytes, ...], PatternEntries] = {}
+        shape_of = [_entries(pattern, members, shapes) for pattern in patterns]
+        first_row = _starts([len(entries.counts) for entries in shapes.values()])
+        row_of = {id(entries): row for entries, row in zip(shapes.values(), first_row.tolist(), strict=False)}
         return columns | {
             "code_first": _starts([len(part.side) for part in parts]),
             "task_dep_first": _starts(_ints([part.dep_count for part in parts])),
@@ -274,28 +275,17 @@ class _Lowering:
             "demand_bytes": _floats([demand.bytes for demand in demands]),
             "pattern_first_link": _starts([len(pattern.links) for pattern in patterns]),
             "pattern_links": _ints([pattern.links for pattern in patterns]).astype(np.int32),
-            "pattern_shape": np.array(shape_of, dtype=np.int64),
-            "pattern_row": _starts([len(entries.counts) for entries in shapes])[shape_of],
-            "pattern_each": _ints([entries.each for entries in shapes])[shape_of],
-            "pattern_link_first": _starts(_ints([entries.counts for entries in shapes])),
-            "entry_product": _ints([entries.product for entries in shapes]).astype(np.int32),
-            "product_first": _starts([len(entries.share) for entries in shapes]),
-            "product_source": _ints([entries.source for entries in shapes]),
-            "product_share": _floats([entries.share for entries in shapes]),
+            "pattern_row": np.array([row_of[id(entries)] for entries in shape_of], dtype=np.int64),
+            "pattern_link_first": _starts(_ints([entries.counts for entries in shapes.values()])),
+            "pattern_source": _ints([entries.source for entries in shapes.values()]).astype(np.int32),
+            "pattern_share": _floats([entries.share for entries in shapes.values()]),
         }
 
 
 class PatternEntries(NamedTuple):
-    """The entries of a pattern link by link: their number on each link, and the product that each adds.
+    """The entries of a pattern link by link: their number on each link, and the source and share of each."""
 
-    A product is a `share` of what a `source` receives, which several entries have.
-    """
-
-    number: int
     counts: IntArray
-    each: IntArray
-    """The entries of every link where all have as many, else 0 [1]."""
-    product: IntArray
     source: IntArray
     share: FloatArray
 
@@ -312,13 +302,12 @@ def _entries(
     if key not in shapes:
         # Those of one link keep their order, and so does their sum.
         order = np.argsort(pattern.entry_link, kind="stable")
-        pair, share = pattern.entry_pair[order], pattern.entry_share[order]
-        source = pattern.loaded[pair] + members * (pair >= pattern.outer_pairs)
-        products, which = np.unique(np.array([source, share]), axis=1, return_inverse=True)
-        counts = np.bincount(pattern.entry_link, minlength=len(pattern.links))
-        each = counts[:1] * bool((counts == counts[0]).all())
-        own, shares = products[0].astype(np.int64), products[1]
-        shapes[key] = PatternEntries(len(shapes), counts, each, which.ravel(), own, shares)
+        pair = pattern.entry_pair[order]
+        shapes[key] = PatternEntries(
+            np.bincount(pattern.entry_link, minlength=len(pattern.links)),
+            pattern.loaded[pair] + members * (pair >= pattern.outer_pairs),
+            pattern.entry_share[order],
+        )
     return shapes[key]
 
 

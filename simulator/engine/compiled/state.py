@@ -56,9 +56,9 @@ class Tables(NamedTuple):
     payload from `task_nic_s`, `task_scale_up_s` and both loads. `task_transfer`: row in `RunState.waits`.
     `demand_*`: links and bytes of every constant demand, row by row. `pattern_*`: exchange patterns; link n
     of pattern p carries entries `pattern_link_first[m]` to `pattern_link_first[m + 1]`, m = `pattern_row[p]`
-    + n (patterns that differ only in the numbers of their links have one `pattern_shape`), each the product
-    `entry_product` of its shape: a share of what a member receives over the scale-out hop (source = member)
-    or the scale-up hop (source = members + member). `pair_*` [group, source, target]: sends.
+    + n (patterns that differ only in the numbers of their links share them), each a share of what a member
+    receives over the scale-out hop (source = member) or the scale-up hop (source = members + member).
+    `pair_*` [group, source, target]: sends.
     """
 
     rank_of: IntArray
@@ -105,14 +105,10 @@ class Tables(NamedTuple):
     demand_bytes: FloatArray
     pattern_first_link: IntArray
     pattern_links: ShortArray
-    pattern_shape: IntArray
     pattern_row: IntArray
-    pattern_each: IntArray
     pattern_link_first: IntArray
-    entry_product: ShortArray
-    product_first: IntArray
-    product_source: IntArray
-    product_share: FloatArray
+    pattern_source: ShortArray
+    pattern_share: FloatArray
     pair_alone: FloatArray
     pair_demand: IntArray
     pair_slow: IntArray
@@ -199,8 +195,8 @@ class RunState(NamedTuple):
     receiving stage, micro-batch); `arrivals` holds when each member has one. `flow_*`: transfers that are on
     links or whose end is not processed yet; `flow_places` lists those that are alive, then those that are
     free. `pool_*`: links and bytes of all demands, constant ones first, then `slots` rows for those that
-    follow a pattern, with the load that these offer. `received`: bytes of each member over both hops, and
-    `products` of shares with them. `durations`: those of the members in the task that starts. `link_*`:
+    follow a pattern, with the load that these offer. `received`: bytes of each member over both hops.
+    `durations`: those of the members in the task that starts. `link_*`:
     offered load, carried bytes, and the flows on every link in order of arrival (`link_users` [places,
     links]).
     """
@@ -266,7 +262,6 @@ class RunState(NamedTuple):
     slots: IntArray
     pool_offered: IntArray
     received: FloatArray
-    products: FloatArray
     durations: IntArray
     link_load: IntArray
     link_bytes: FloatArray
@@ -335,7 +330,6 @@ _SIZE_OF = {
     **dict.fromkeys(("group", "rates", "caps", "largest", "levels", "active"), "flows"),
     "freed": "longest",
     "received": "received",
-    "products": "products",
     "durations": "members",
 }
 """Size of every vector that begins empty, by its name or by the first word of its name."""
@@ -370,7 +364,6 @@ def new_state(tables: Tables, sizes: StepSizes, room: Room) -> RunState:
         "longest": longest,
         "entries": room.flows * longest,
         "received": 2 * members,
-        "products": int(np.diff(tables.product_first).max(initial=0)),
         "members": members,
     }
     pool = constant + room.slots * widest

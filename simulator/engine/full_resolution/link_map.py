@@ -86,27 +86,6 @@ class ExchangePattern:
         return outer, result[1]
 
 
-def exchange_patterns(
-    topology: Topology, gpus: IntArray, per_node: int, outward: bool, spreading: Spreading, seed: int
-) -> list[ExchangePattern]:
-    """Pairs of the expert-parallel exchanges of `gpus` [ranks, members], `per_node` members in order a node.
-
-    `outward`: rows go to the member with the sender's place on every other node, which passes them on inside
-    that node. Otherwise the same pairs send in the opposite direction (DeepSeek-V3 report, section 3.2.2).
-    """
-    members = gpus.shape[1]
-    place = np.arange(members)
-    src, dst = (grid.ravel() for grid in np.meshgrid(place, place, indexing="ij"))
-    same_node = src // per_node == dst // per_node
-    outer = ~same_node & (src % per_node == dst % per_node)
-    inner = same_node & (src != dst)
-    pairs = np.concatenate([np.flatnonzero(outer), np.flatnonzero(inner)])
-    a, b = gpus[:, src[pairs]].ravel(), gpus[:, dst[pairs]].ravel()
-    routes = topology.routes(*((a, b) if outward else (b, a)), spreading=spreading, seed=seed)
-    peers, outer_pairs = (members // per_node - 1, per_node - 1), int(outer.sum())
-    return [_pattern(own, dst[pairs], outer_pairs, peers) for own in _split(routes, len(gpus))]
-
-
 def _split(routes: RouteSet, parts: int) -> Iterator[RouteSet]:
     """The routes in so many parts with as many pairs each."""
     pairs = (len(routes.indptr) - 1) // parts
@@ -173,13 +152,27 @@ class ClusterLinkMap(LinkMap):
         if key not in self._patterns:
             # With faults one by one, as the error of a pair without a route is that of the first rank.
             ranks = [rank] if self.topology is not self.healthy else list(range(len(self.gpus)))
-            made = self._exchanges(self.topology, ranks, outward)
-            self._patterns.update(zip([(one, outward) for one in ranks], made, strict=True))
+            for one, made in zip(ranks, self._exchanges(self.topology, ranks, outward), strict=True):
+                self._patterns[one, outward] = made
         return self._patterns[key]
 
     def _exchanges(self, topology: Topology, ranks: list[int], outward: bool) -> list[ExchangePattern]:
-        how = self.per_node, outward, self.spreading, self.seed
-        return exchange_patterns(topology, self.gpus[ranks], *how)
+        """The exchanges between the members of pipeline ranks, in order `per_node` of them a node.
+
+        `outward`: rows go to the member with the sender's place on every other node, which passes them on
+        inside that node. Otherwise the same pairs send in the opposite direction (DeepSeek-V3 report, section
+        3.2.2).
+        """
+        per_node, members = self.per_node, self.gpus.shape[1]
+        place = np.arange(members)
+        src, dst = (grid.ravel() for grid in np.meshgrid(place, place, indexing="ij"))
+        same_node = src // per_node == dst // per_node
+        outer = np.flatnonzero(~same_node & (src % per_node == dst % per_node))
+        pairs = np.concatenate([outer, np.flatnonzero(same_node & (src != dst))])
+        a, b = (self.gpus[ranks][:, end[pairs]].ravel() for end in (src, dst))
+        routes = topology.routes(*((a, b) if outward else (b, a)), self.spreading, self.seed)
+        peers = members // per_node - 1, per_node - 1
+        return [_pattern(own, dst[pairs], len(outer), peers) for own in _split(routes, len(ranks))]
 
     def uniform(self, rank: int, phase: Phase, cost: TransferCost) -> Demand | None:
         """Demand of a parameter collective, a ring over all working ports; None for routed rows."""
@@ -212,12 +205,12 @@ class ClusterLinkMap(LinkMap):
         """Demand of a send from every member to the same member of the other pipeline rank."""
         key = (source, target, size)
         if key not in self._sends:
-            ranks, members = self.gpus.shape
+            count, members = self.gpus.shape
             hops, even = [(source, target)], np.ones(members)
-            if self.topology is self.healthy and (target - source) % ranks in (1, ranks - 1):
-                hops = [(one, (one + target - source) % ranks) for one in range(ranks)]  # of a pipeline
-            gpus = self.gpus[np.array(hops).T].reshape(2, -1)
-            routes = self.topology.routes(*gpus, spreading=self.spreading, seed=self.seed)
+            if self.topology is self.healthy and (target - source) % count in (1, count - 1):
+                hops = [(one, (one + target - source) % count) for one in range(count)]  # of a pipeline
+            sources, targets = (self.gpus[ranks].ravel() for ranks in np.array(hops).T)
+            routes = self.topology.routes(sources, targets, self.spreading, self.seed)
             for hop, own in zip(hops, _split(routes, len(hops)), strict=True):
                 pattern = _pattern(own, np.arange(members), members, (1, 0))
                 self._sends[*hop, size] = pattern.demand(size, 0.0, even, even)
