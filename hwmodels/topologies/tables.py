@@ -156,12 +156,13 @@ def pair_hash(src: IntArray, dst: IntArray, seed: int) -> IntArray:
 
 def widened(paths: IntArray, width: int) -> IntArray:
     """Paths [n, hops] padded with -1 to `width` hops."""
-    return np.pad(paths, ((0, 0), (0, width - paths.shape[1])), constant_values=-1)
+    result = np.full((len(paths), width), -1, dtype=np.int64)
+    result[:, : paths.shape[1]] = paths
+    return result
 
 
 def placed(paths: IntArray, rows: IntArray, new: IntArray) -> IntArray:
     """`paths` with some rows replaced, and widened where the new ones are longer."""
-    width = max(paths.shape[1], new.shape[1])
-    paths = widened(paths, width)
-    paths[rows] = widened(new, width)
-    return paths
+    result = widened(paths, max(paths.shape[1], new.shape[1]))
+    result[rows] = widened(new, result.shape[1])
+    return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -31,37 +31,48 @@ class Barriers(NamedTuple):
     ready_total_ns: IntArray
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+class Waits(NamedTuple):
+    """Waits of a group at the barriers of all transfers, over all passes, in nanoseconds.
+
+    `wait_ns` [transfers, members]: of each member for those that were ready later, by transfer of the
+    templates in the order of `ActionTable.codes`. `held_up_ns` [pipeline ranks, members]: time in which a
+    member alone kept its group waiting, from the arrival of the last but one.
+    """
+
+    wait_ns: IntArray
+    held_up_ns: IntArray
+
+
+@dataclass(frozen=True, eq=False)
 class ShortTimes:
     """Times in nanoseconds [rows, members] that take 32 bits each, read like an array of 64-bit ones.
 
-    `ticks` [rows, members] counts from `base` [rows].
+    `make`: gives them as counted from `base` [rows], when they are read first.
     """
 
-    ticks: NDArray[np.int32]
+    make: Callable[[], NDArray[np.int32]]
     base: IntArray
+    members: int
+
+    @cached_property
+    def ticks(self) -> NDArray[np.int32]:
+        """The times less those of `base`."""
+        return self.make()
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Rows and members."""
-        return self.ticks.shape
+        return len(self.base), self.members
 
     def __len__(self) -> int:
         """Number of rows."""
-        return len(self.ticks)
+        return len(self.base)
 
     def __getitem__(self, key: Any) -> Any:
         """The times at an index of rows, or of rows and members."""
         ticks, base = self.ticks[key], self.base[key[0] if isinstance(key, tuple) else key]
         missing = np.ndim(ticks) - np.ndim(base)
         return ticks + (base.reshape(*base.shape, *(1,) * missing) if missing > 0 else base)
-
-    def take(
-        self, rows: IntArray, axis: int = 0, out: IntArray | None = None, mode: str = "raise"
-    ) -> IntArray:
-        """The times of some rows, into `out` where it is given."""
-        assert axis == 0 and mode in ("raise", "clip")
-        return np.add(self.ticks.take(rows, axis=0), self.base.take(rows)[:, None], out=out)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,8 +82,8 @@ class RecordedTimes:
     `start`, `end` and `free` [actions, members]: when an action began, when its last task had ended, and when
     the next action may start (later than `end` where the rank waits for its own sends). `ends` [tasks,
     members]: the end of every task. `begins` and `finishes` [tasks]: when the last member reached the barrier
-    of a transfer, and when the slowest had its payload; -1 for compute tasks. `barriers` follow from these
-    (`barriers`); an engine may give them where it has them anyway.
+    of a transfer, and when the slowest had its payload; -1 for compute tasks. `barriers` and `waits` follow
+    from these (functions `barriers` and `waits`); an engine may give them where it has them anyway.
     """
 
     start: IntArray
@@ -83,6 +94,7 @@ class RecordedTimes:
     begins: IntArray
     finishes: IntArray
     barriers: Barriers | None = None
+    waits: Waits | None = None
 
     @classmethod
     def empty(cls, table: ActionTable, members: int) -> RecordedTimes:
@@ -181,13 +193,9 @@ def inputs_ready_ns(
         # Tasks that must have ended before a transfer: its inputs, and the one before on its stream.
         before = code.before[transfer]
         tasks = tuple(dict.fromkeys((*code.tasks[transfer].deps, *([] if before is None else [before]))))
-        if not tasks:
-            row[:] = times.start[actions]
-        for at, task in enumerate(tasks):
-            if at == 0:
-                times.ends.take(first + task, axis=0, out=row, mode="clip")
-            else:
-                np.maximum(row, times.ends.take(first + task, axis=0), out=row)
+        row[:] = times.ends[first + tasks[0]] if tasks else times.start[actions]
+        for task in tasks[1:]:
+            np.maximum(row, times.ends[first + task], out=row)
     return ready
 
 
@@ -195,17 +203,41 @@ def barriers(execution: Execution) -> Barriers:
     """How the members reached the barriers of the transfers of a group: as recorded, or from its times."""
     if execution.times.barriers is not None:
         return execution.times.barriers
-    table, tasks = execution.table, execution.table.tasks
+    tasks = execution.table.tasks
     last, total = np.full(tasks, -1), np.zeros(tasks, dtype=np.int64)
+    for at, _, ready in _ready_ns(execution):
+        last[at], total[at] = ready.argmax(axis=2), ready.sum(axis=2)
+    return Barriers(last, total)
+
+
+def waits(execution: Execution) -> Waits:
+    """What the members of a group waited at barriers: as recorded, or from its times."""
+    if execution.times.waits is not None:
+        return execution.times.waits
+    members, wait = execution.program.members, [np.zeros((0, execution.program.members), dtype=np.int64)]
+    held_up = np.zeros((len(execution.program.ranks), members), dtype=np.int64)
+    for at, rank, ready in _ready_ns(execution):
+        meet = execution.times.begins[at]
+        wait.append(meet.sum(axis=1)[:, None] - ready.sum(axis=1))
+        if members > 1:
+            last = ready.argmax(axis=2)
+            np.put_along_axis(ready, last[..., None], -1, axis=2)
+            np.add.at(held_up[rank], last, meet - ready.max(axis=2))
+    return Waits(np.concatenate(wait), held_up)
+
+
+def _ready_ns(execution: Execution) -> Iterator[tuple[IntArray, int, IntArray]]:
+    """(tasks [transfers, actions], pipeline rank, when each member is ready [transfers, actions, members]) of
+    the transfers of each template."""
+    table = execution.table
     for code, actions in table.of_code():
         if code.transfers:
-            at = table.first_task[actions] + np.array(code.transfers)[:, None]
             ready = inputs_ready_ns(execution, code, actions, code.transfers)
             for row, transfer in zip(ready, code.transfers, strict=True):
                 task = code.tasks[transfer]
                 row += task.rows_ns[table.microbatches[actions, task.side]]
-            last[at], total[at] = ready.argmax(axis=2), ready.sum(axis=2)
-    return Barriers(last, total)
+            at = table.first_task[actions] + np.array(code.transfers)[:, None]
+            yield at, int(table.rank[actions[0]]), ready
 
 
 # -- the end of the step ---------------------------------------------------------------------------

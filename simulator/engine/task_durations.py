@@ -164,7 +164,7 @@ class TaskDurations:
         self.stage_tokens = self._tokens(stages)
         self._clocks: dict[int, FloatArray] = {}
         self._loads: dict[int | None, tuple[FloatArray, FloatArray]] = {None: (self._even, self._even)}
-        self._payloads: dict[tuple[int | None, int, object], tuple[TransferCost, Payload]] = {}
+        self._transfers: dict[tuple[int | None, int, object], TransferRows] = {}
 
     def _tokens(self, stages: int) -> list[object]:
         """Stand for all that the factors of the phases of each stage depend on, besides block and phase."""
@@ -296,11 +296,13 @@ class TaskDurations:
         slow = self.link_map.slowness(rank, phase)
         is_plain = isinstance(slow[0], float) and isinstance(slow[1], float)
         key = (routed, id(cost), slow if is_plain else (rank, phase))
-        known = self._payloads.get(key)
+        known = self._transfers.get(key)
         if known is None:  # which keeps the cost, so that its identity stays its own
-            known = self._payloads[key] = cost, self._payload(slow, routed, cost, node_load, load)
+            own = self._payload(slow, routed, cost, node_load, load)
+            known = TransferRows(round(cost.launch_s * NS), *own, cost, None, load, node_load)
+            self._transfers[key] = known
         demand = self.link_map.uniform(rank, phase, cost) if routed not in self.loads.dropping else None
-        return TransferRows(round(cost.launch_s * NS), *known[1], cost, demand, load, node_load)
+        return known if demand is None else known._replace(demand=demand)
 
     def _payload(
         self,

@@ -20,7 +20,7 @@ from shared_links import random_case, run_case
 from moesim.simulator.engine.compiled import links, memory
 from moesim.simulator.engine.compiled.engine import run_compiled
 from moesim.simulator.engine.compiled.memory import as_run
-from moesim.simulator.engine.compiled.state import RunState, Tables, addresses
+from moesim.simulator.engine.compiled.state import STEP_LAYOUT, RunState, Tables
 from moesim.simulator.engine.registry import engine_of
 
 MOST_FLOWS = 14
@@ -34,7 +34,7 @@ class CompiledLinks:
 
     def __init__(self, tables: Tables, state: RunState) -> None:
         """Over the arrays of a run."""
-        self.table = addresses(tables, state)
+        self.table = STEP_LAYOUT.addresses(tables, state)
         self.address = int(self.table.__array_interface__["data"][0])
         if CompiledLinks._functions is None:
             CompiledLinks._functions = _compiled_functions()

@@ -23,6 +23,7 @@ from moesim.simulator.engine.compiled.state import (
     FREE_SLOTS,
     NOW,
     SIZES,
+    STEP_LAYOUT,
     Room,
     RunState,
     StepSizes,
@@ -82,22 +83,20 @@ def arrays_of(case: Case, few: bool) -> tuple[Tables, RunState]:
     """The arrays of a run with nothing but these links; `few`: the solver for few links."""
     flows = len(case.starts)
     bounds = np.cumsum([0, *(len(own) for own in case.links)])
-    sizes = StepSizes(1, 1, 1, 1, 1, True, few, 0, 0, flows)
+    sizes = StepSizes(1, 1, 1, 1, 1, True, few, 0, 0, 0)
     with np.errstate(divide="ignore"):
         unit = CAPACITY_UNITS / case.capacity
     given: Mapping[str, Any] = {
         "process_first": np.zeros(2, dtype=np.int64),
         "demand_first": bounds,
-        "demand_links": np.concatenate(case.links).astype(np.int64),
+        "code_first": np.zeros(1, dtype=np.int64),
+        "demand_links": np.concatenate(case.links).astype(np.int32),
         "demand_bytes": np.concatenate(case.bytes),
         "pattern_first_link": np.array([0, int(np.diff(bounds).max())]),
         "capacity": case.capacity,
         "unit": unit,
     }
-    empty = {
-        name: np.zeros(0, dtype=np.float64 if "Float" in str(kind) else np.int64)
-        for name, kind in Tables.__annotations__.items()
-    }
+    empty = {name: np.zeros(0, dtype=STEP_LAYOUT.dtype_of(name)) for name in Tables._fields}
     tables = Tables(**{**empty, **given})
     return tables, new_state(tables, sizes, Room(8 * flows * flows + 64, flows, flows, flows))
 
@@ -181,7 +180,9 @@ def run_case(case: Case, few: bool, kind: type[Any]) -> Outcome:
             if begun % 2:  # as an exchange of routed rows, which has links and bytes of its own
                 counters[FREE_SLOTS] -= 1
                 slot = int(state.slots[counters[FREE_SLOTS]])
-                own = int(state.sizes[SIZES.index("constant_entries")]) + slot * int(state.sizes[-1])
+                own = int(state.sizes[SIZES.index("constant_entries")]) + slot * int(
+                    state.sizes[SIZES.index("widest")]
+                )
                 state.pool_links[own : own + width] = case.links[begun]
                 state.pool_bytes[own : own + width] = case.bytes[begun]
                 first = own

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -33,8 +33,10 @@ from moesim.simulator.engine.compiled.state import (
     DONE,
     ERROR,
     SENDS,
+    SIZES,
     STEP_LAYOUT,
     RunState,
+    ShortArray,
     address_of,
     initial_room,
     new_state,
@@ -48,6 +50,7 @@ from moesim.simulator.engine.records import (
     RecordedTimes,
     SendRecord,
     ShortTimes,
+    Waits,
     end_of_step,
     free_by_rank,
 )
@@ -114,7 +117,12 @@ def _times(lowered: LoweredStep, state: RunState, group: int) -> RecordedTimes:
     task_ends: Any = state.clock[begin:end]
     if short:
         counts = np.diff(tables.action_first_task[first : last + 1])
-        task_ends = ShortTimes(state.ticks[begin:end], np.repeat(state.action_base[first:last], counts))
+        base = np.repeat(state.action_base[first:last], counts)
+        task_ends = ShortTimes(partial(_ticks, lowered, state, group, begin, end), base, sizes.members)
+    waits = None
+    if sizes.wait_rows > 0:
+        own = slice(*lowered.first_transfer[group : group + 2])
+        waits = Waits(state.waits[own], state.held_up[group * ranks : (group + 1) * ranks])
     return RecordedTimes(
         starts[first:last],
         ends[first:last],
@@ -123,7 +131,18 @@ def _times(lowered: LoweredStep, state: RunState, group: int) -> RecordedTimes:
         state.begins[begin:end],
         state.finishes[begin:end],
         Barriers(state.last_member[begin:end], state.ready_total[begin:end]),
+        waits,
     )
+
+
+def _ticks(lowered: LoweredStep, state: RunState, group: int, begin: int, end: int) -> ShortArray:
+    """The ends of a group's tasks as the run kept them, or worked out again from what it kept."""
+    if state.sizes[SIZES.index("ring")] == 0:
+        return state.ticks[begin:end]
+    again = state._replace(ticks=np.empty((end - begin, lowered.sizes.members), dtype=np.int32))
+    table = STEP_LAYOUT.addresses(lowered.tables, again)
+    native().end_times(address_of(table), group)
+    return again.ticks
 
 
 class SendTimes(Sequence[SendRecord]):

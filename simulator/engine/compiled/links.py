@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from moesim.simulator.engine.compiled.memory import ARRIVED, DEADLINE, Run, after, compiled
+from moesim.simulator.engine.compiled.memory import ARRIVED, DEADLINE, Run, after, compiled, floats_at, row_of
 from moesim.simulator.engine.compiled.state import (
     DEAD_LINK,
     ERROR,
     FLOWS,
+    FLOWS_FULL,
     FREE_SLOTS,
-    GROUP_FULL,
     NOW,
+    SERIAL,
     STAMP,
     USERS_FULL,
 )
@@ -174,15 +175,56 @@ def _settle(run: Run, count: int, entries: int) -> int:
 
 # -- links and pools of links ----------------------------------------------------------------------
 
+
+@compiled
+def exchange(run: Run, slot: int, task_row: int, microbatch: int) -> tuple[int, int]:
+    """Write the links and bytes of an exchange of routed rows into a slot; return (first, number of links).
+
+    The arithmetic of `ExchangePattern.demand` (docs/model.md, eq. G1); links without bytes are dropped.
+    """
+    pattern = run.task_pattern[task_row]
+    at = microbatch % run.task_load_rows[task_row]
+    load = row_of(floats_at(run.task_load[task_row]), at, run.members)
+    node_load = row_of(floats_at(run.task_node_load[task_row]), at, run.members)
+    nic, scale_up = run.task_nic_bytes[task_row], run.task_scale_up_bytes[task_row]
+    received, inner = run.received, row_of(run.received, 1, run.members)
+    for m in range(run.members):
+        received[m] = nic * node_load[m]
+        inner[m] = scale_up * load[m]
+    first, width = run.constant_entries + slot * run.widest, 0
+    links, amounts = row_of(run.pool_links, first, 1), row_of(run.pool_bytes, first, 1)
+    row, link = run.pattern_row[pattern], run.pattern_first_link[pattern]
+    named, shares, sources, bounds = (
+        run.pattern_links,
+        run.pattern_share,
+        run.pattern_source,
+        run.pattern_link_first,
+    )
+    end = bounds[row]
+    for n in range(run.pattern_first_link[pattern + 1] - link):
+        amount, begin, end = 0.0, end, bounds[row + n + 1]
+        for e in range(begin, end):
+            amount += shares[e] * received[sources[e]]
+        links[width], amounts[width] = named[link + n], amount
+        width += 1 if amount > 0.0 else 0  # the next link takes the place of one without bytes
+    return first, width
+
+
 NOBODY_WAITS, SOMEBODY_WAITS = 0, 1
 """Whether the end of a flow is an event of its own (`RunState.flow_waits`)."""
 
 
 @compiled
 def begin_flow(run: Run, owner: int, alone: float, first: int, width: int, slot: int) -> int:
-    """Put a flow on its links now; return its number. Its end is an event if a tight link slows it."""
-    flow = run.counters[FLOWS]
-    run.counters[FLOWS] = flow + 1
+    """Put a flow on its links now; return its place. Its end is an event if a tight link slows it."""
+    if run.counters[FLOWS] == run.most_flows:
+        run.counters[ERROR] = FLOWS_FULL
+        return 0
+    flow = run.flow_places[run.counters[FLOWS]]
+    run.counters[FLOWS] += 1
+    run.flow_serial[flow] = run.counters[SERIAL]
+    run.counters[SERIAL] += 1
+    run.flow_first[flow], run.flow_waits[flow] = -1, NOBODY_WAITS
     run.flow_owner[flow], run.flow_slot[flow] = owner, slot
     run.flow_links[flow], run.flow_width[flow] = first, width
     run.flow_alone[flow] = max(alone, 1.0)
@@ -196,8 +238,15 @@ def begin_flow(run: Run, owner: int, alone: float, first: int, width: int, slot:
     else:
         run.flow_rate[flow] = 1.0 / run.flow_alone[flow]
         _set_deadline(run, flow)
-        run.flow_first[flow] = 1
+        run.flow_first[flow] = run.flow_version[flow]
     return flow
+
+
+@compiled
+def forget_flow(run: Run, flow: int) -> None:
+    """Give the place of a flow whose end is processed to another one, which goes on with its versions."""
+    run.counters[FLOWS] -= 1
+    run.flow_places[run.counters[FLOWS]] = flow
 
 
 @compiled
@@ -333,9 +382,6 @@ def _gather_users(run: Run, link: int, count: int) -> int:
         user = run.link_users[at * run.links + link]
         if run.flow_stamp[user] != stamp:
             run.flow_stamp[user] = stamp
-            if count >= run.most_coupled:
-                run.counters[ERROR] = GROUP_FULL
-                return count
             run.group[count] = user
             count += 1
     return count
@@ -354,8 +400,8 @@ def _spread(run: Run, count: int) -> int:
                 count = _gather_users(run, link, count)
     for n in range(1, count):
         flow = run.group[n]
-        at = n
-        while at > 0 and run.group[at - 1] > flow:
+        at, serial = n, run.flow_serial[flow]
+        while at > 0 and run.flow_serial[run.group[at - 1]] > serial:
             run.group[at] = run.group[at - 1]
             at -= 1
         run.group[at] = flow
@@ -372,7 +418,7 @@ def _solve(run: Run, count: int) -> None:
     now = run.counters[NOW]
     for n in range(count):
         flow, rate = run.group[n], run.rates[n]
-        if rate == run.flow_rate[flow] and run.flow_version[flow] > 0:
+        if rate == run.flow_rate[flow] and rate > 0.0:
             continue
         if not rate > 0.0:
             run.counters[ERROR] = DEAD_LINK

@@ -44,6 +44,7 @@ class NativeCode(NamedTuple):
 
     start: Call
     advance: Call
+    end_times: Call
     fill_rows: Call
     fill_figures: Call
     serve: Call

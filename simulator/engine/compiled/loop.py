@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moesim.simulator.engine.compiled.links import end_flow
+from moesim.simulator.engine.compiled.links import NOBODY_WAITS, end_flow, forget_flow
 from moesim.simulator.engine.compiled.memory import (
     ARRIVED,
     BESIDE_ENDED,
@@ -20,23 +20,28 @@ from moesim.simulator.engine.compiled.memory import (
     ints_at,
     largest,
     phase_row,
+    raise_to,
     row_of,
     schedule,
+    set_ready,
     smallest,
     take_first,
+    ticks_of,
     total_of,
 )
 from moesim.simulator.engine.compiled.ranks import (
     AT_DEADLINE,
     PROCESSED,
     SEEN,
+    begin_tasks,
     end_send,
     go,
     go_beside,
     go_on,
     launch_send,
+    set_payload_ends,
 )
-from moesim.simulator.engine.compiled.state import ERROR, EVENTS
+from moesim.simulator.engine.compiled.state import COMPUTE, ERROR, EVENTS, SHARDING
 
 # -- the event loop --------------------------------------------------------------------------------
 
@@ -78,6 +83,7 @@ def _handle(run: Run, kind: int, subject: int, extra: int) -> None:
             _wake(run, owner)
         else:
             end_send(run, -1 - owner)
+        forget_flow(run, subject)
     elif kind == LAUNCH:
         launch_send(run, subject, extra)
     elif kind == INPUT:
@@ -100,11 +106,13 @@ def _handle(run: Run, kind: int, subject: int, extra: int) -> None:
 @compiled
 def _deadline(run: Run, flow: int, version: int) -> None:
     """End a flow at its deadline unless that has moved; its actor looks at the flow at the first deadline."""
-    if version == run.flow_version[flow]:
+    ended, owner = version == run.flow_version[flow], run.flow_owner[flow]
+    if ended:
         end_flow(run, flow)
-    owner = run.flow_owner[flow]
-    if version == 1 and owner >= 0 and run.flow_first[flow] == 1 and run.actor_stage[owner] == AT_DEADLINE:
+    if version == run.flow_first[flow] and owner >= 0 and run.actor_stage[owner] == AT_DEADLINE:
         _wake(run, owner)
+    if ended and run.flow_waits[flow] == NOBODY_WAITS:
+        forget_flow(run, flow)
 
 
 @compiled
@@ -127,6 +135,44 @@ def _continue_actor(run: Run, actor: int) -> None:
         go(run, actor)
     else:
         go_beside(run, actor - processes, run.beside_owner[actor - processes])
+
+
+@compiled
+def end_times(address: int, group: int) -> int:
+    """Work out again when the tasks of a group ended, into `RunState.ticks` [its tasks, members].
+
+    The run, whose other arrays are read, is over. Returns 0.
+    """
+    run = as_run(address)
+    first_task = run.action_first_task[run.process_first[group * run.ranks]]
+    for process in range(group * run.ranks, (group + 1) * run.ranks):
+        for action in range(run.process_first[process], run.process_first[process + 1]):
+            run.process_action[process] = action
+            begin_tasks(run, process)
+            run.process_row[process] = first_task
+            row = run.code_first[run.action_code[action]]
+            for task in range(run.action_first_task[action], run.action_first_task[action + 1]):
+                _end_again(run, process, task, row)
+                row += 1
+    return 0
+
+
+@compiled
+def _end_again(run: Run, process: int, task: int, row: int) -> None:
+    """Work out again when a task ended whose predecessors are there."""
+    kind, before = run.task_kind[row], run.process_sharding[process]
+    microbatch = run.action_microbatches[2 * run.process_action[process] + run.task_side[row]]
+    set_ready(run, process, task, row, microbatch)
+    if kind == COMPUTE:
+        run.process_compute[process] = task
+        return
+    if kind == SHARDING:
+        if before >= 0:
+            raise_to(ticks_of(run, process, task), ticks_of(run, process, before), run.members)
+        run.process_sharding[process] = task
+    else:
+        run.process_communication[process] = task
+    set_payload_ends(run, process, task, row, microbatch)
 
 
 # -- durations of phases ---------------------------------------------------------------------------

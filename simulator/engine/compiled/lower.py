@@ -38,13 +38,15 @@ from moesim.simulator.engine.program import (
 class LoweredStep:
     """The tables of a step.
 
-    `actions`: the action table of each group. `kept`: the arrays behind the addresses, which must live as
+    `actions`: the action table of each group. `first_transfer`: first row of `RunState.waits` of each group,
+    and their end. `kept`: the arrays behind the addresses, which must live as
     long as the tables are used; the programs keep those behind formulas.
     """
 
     tables: Tables
     sizes: StepSizes
     actions: tuple[ActionTable, ...]
+    first_transfer: tuple[int, ...]
     kept: tuple[Any, ...]
 
 
@@ -56,7 +58,11 @@ def lower(programs: Sequence[Program], few_links: bool, capacity_units: int) -> 
     """
     lowering = _Lowering()
     actions = tuple(action_table(program) for program in programs)
-    code_base = [lowering.templates(program, table) for program, table in zip(programs, actions, strict=True)]
+    code_base, first_transfer = [], []
+    for program, table in zip(programs, actions, strict=True):
+        first_transfer.append(len(lowering.transfer_rows))
+        code_base.append(lowering.templates(program, table))
+    first_transfer.append(len(lowering.transfer_rows))
     first, schedule = programs[0], programs[0].schedule
     count, routes = schedule.microbatches, np.array(schedule.routes, dtype=np.int64)
     rank_of = np.ascontiguousarray(routes[np.arange(count) * len(routes) // count].T)  # [stage, micro-batch]
@@ -81,8 +87,6 @@ def lower(programs: Sequence[Program], few_links: bool, capacity_units: int) -> 
         **columns,
         **pairs,
     )
-    transfers = sum(len(code.transfers) * len(which) for table in actions for code, which in table.of_code())
-    sends = 2 * len(programs) * schedule.n_stages * schedule.microbatches
     sizes = StepSizes(
         members=first.members,
         groups=len(programs),
@@ -93,9 +97,9 @@ def lower(programs: Sequence[Program], few_links: bool, capacity_units: int) -> 
         few_links=few_links,
         actions=int(action_base[-1]),
         tasks=int(task_base[-1]),
-        flows=transfers + sends,
+        wait_rows=len(lowering.transfer_rows) if isinstance(first.link_map, ClusterLinkMap) else 0,
     )
-    return LoweredStep(tables, sizes, actions, tuple(lowering.kept))
+    return LoweredStep(tables, sizes, actions, tuple(first_transfer), tuple(lowering.kept))
 
 
 def _joined(firsts: Sequence[IntArray], bases: IntArray) -> IntArray:
@@ -112,6 +116,8 @@ class _Lowering:
     """Where every array begins, by its identity."""
     kept: list[tuple[Any, Any]] = field(default_factory=list)
     """Every array and its contiguous form, kept alive so that identities and addresses stay theirs."""
+    transfer_places: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+    """Addresses of the payloads and loads of transfers, by the identities of payload and load."""
     demands: list[Demand] = field(default_factory=list)
     demand_numbers: dict[int, int] = field(default_factory=dict)
     row_demands: list[int] = field(default_factory=list)
@@ -164,21 +170,16 @@ class _Lowering:
             which, first_row, pattern, per_peer = self._demand(program, rank, task, transfer)
         else:
             which, first_row, pattern, per_peer = self._number(demand), 0, 0, (0.0, 0.0)
-        address = self._address
-        self.transfer_rows.append(
-            (
-                SHARDING if task.stream == "sharding" else COMMUNICATION,
-                launch_ns,
-                address(payload_ns, np.float64),
-                0 if given is None else address(given, np.int64),
-                which,
-                first_row,
-                pattern,
-                address(load, np.float64),
-                address(node_load, np.float64),
-                len(load),
-            )
-        )
+        key = id(payload_ns), id(load)  # which decide the others
+        places = self.transfer_places.get(key)
+        if places is None:
+            arrays = (payload_ns, np.float64), (given, np.int64), (load, np.float64), (node_load, np.float64)
+            at = [0 if array is None else self._address(array, dtype) for array, dtype in arrays]
+            places = self.transfer_places[key] = tuple(at)
+        payload, own, loads, nodes = places
+        kind = SHARDING if task.stream == "sharding" else COMMUNICATION
+        demanded = which, first_row, pattern
+        self.transfer_rows.append((kind, launch_ns, payload, own, *demanded, loads, nodes, len(load)))
         self.transfer_numbers.append((cost.nic_s, cost.scale_up_s, *per_peer))
 
     def _demand(
@@ -264,18 +265,19 @@ class _Lowering:
             "task_deps": _ints([part.deps for part in parts]),
             "task_side": _ints([part.side for part in parts]),
             "task_rows": _ints(self.rows),
+            "task_transfer": which,
             **dict(zip(("task_fixed_s", "task_row_s", "task_cv"), formulas, strict=True)),
             **dict(zip(("task_received", "task_draws", "task_clock"), arrays, strict=True)),
             **dict(zip(number_names, (row[which] for row in numbers), strict=True)),
             "row_demand": np.array(self.row_demands, dtype=np.int64),
             "demand_first": _starts([len(demand.links) for demand in demands]),
-            "demand_links": _ints([demand.links for demand in demands]),
+            "demand_links": _ints([demand.links for demand in demands]).astype(np.int32),
             "demand_bytes": _floats([demand.bytes for demand in demands]),
             "pattern_first_link": _starts([len(pattern.links) for pattern in patterns]),
-            "pattern_links": _ints([pattern.links for pattern in patterns]),
+            "pattern_links": _ints([pattern.links for pattern in patterns]).astype(np.int32),
             "pattern_row": np.array([row_of[id(entries)] for entries in shape_of], dtype=np.int64),
             "pattern_link_first": _starts(_ints([entries.counts for entries in shapes.values()])),
-            "pattern_source": _ints([entries.source for entries in shapes.values()]),
+            "pattern_source": _ints([entries.source for entries in shapes.values()]).astype(np.int32),
             "pattern_share": _floats([entries.share for entries in shapes.values()]),
         }
 

@@ -17,12 +17,14 @@ from numba.core.typing.templates import AbstractTemplate, AttributeTemplate, inf
 from numba.extending import infer_getattr, intrinsic, lower_builtin, lower_getattr_generic, register_model
 
 from moesim.simulator.engine.compiled.state import (
+    COMPUTE,
     ERROR,
     EVENTS,
     NOW,
     QUEUE_FULL,
     SEQUENCE,
     SERVING_LAYOUT,
+    SHARDING,
     STEP_LAYOUT,
     TOO_LONG,
     ArrayLayout,
@@ -211,9 +213,9 @@ def clock_of(run: Run, row: int) -> Vector:
 
 
 @compiled
-def ticks_of(run: Run, row: int) -> Vector:
-    """The ends of a task in 32 bits, from the base of its action."""
-    return row_of(run.ticks, row, run.members)
+def ticks_of(run: Run, process: int, task: int) -> Vector:
+    """The ends of a task in 32 bits, from the base of its action, which a process runs."""
+    return row_of(run.ticks, task - run.process_row[process], run.members)
 
 
 @compiled
@@ -454,17 +456,53 @@ def set_short_end(
     run: Run, process: int, task: int, base: int, first: int, deps: int, last: int, own: Vector
 ) -> None:
     """`set_end` in 32 bits, from the base of the action."""
-    end, members = ticks_of(run, task), run.members
-    start = ticks_of(run, base) if is_short(run, base) else row_of(run.short_starts, process, members)
+    end, members = ticks_of(run, process, task), run.members
+    start = (
+        ticks_of(run, process, base) if is_short(run, base) else row_of(run.short_starts, process, members)
+    )
     if last <= deps + 1:
-        other = start if last == deps else ticks_of(run, first + run.task_deps[deps])
+        other = start if last == deps else ticks_of(run, process, first + run.task_deps[deps])
         check_ticks(run, short_sum(end, start, other, own, members))
     else:
         copy(end, start, members)
         for n in range(deps, last - 1):
-            raise_to(end, ticks_of(run, first + run.task_deps[n]), members)
-        other = ticks_of(run, first + run.task_deps[last - 1])
+            raise_to(end, ticks_of(run, process, first + run.task_deps[n]), members)
+        other = ticks_of(run, process, first + run.task_deps[last - 1])
         check_ticks(run, short_sum(end, end, other, own, members))
+
+
+@compiled
+def set_ready(run: Run, process: int, task: int, row: int, microbatch: int) -> None:
+    """Set when a task ends, or when a transfer is ready without the one before on the sharding stream."""
+    kind, deps, last = run.task_kind[row], run.task_dep_first[row], run.task_dep_first[row + 1]
+    action = run.process_action[process]
+    first = run.action_first_task[action]
+    base = run.process_compute[process] if kind == COMPUTE else run.process_communication[process]
+    if kind == SHARDING:
+        base = run.tasks + action  # its start
+    own = durations(run, row, microbatch)
+    if run.clock_first > 0:
+        set_short_end(run, process, task, base, first, deps, last, own)
+    else:
+        set_end(run, task, base, first, deps, last, own)
+
+
+@compiled
+def add_waits(run: Run, process: int, transfer: int, ready: Vector, last: int) -> None:
+    """Add how long each member waits at a barrier for the `last` one, and that one's lead over the others."""
+    members, most, second, waits = (
+        run.members,
+        ready[last],
+        ready[last],
+        row_of(run.waits, transfer, run.members),
+    )
+    for m in range(members):
+        waits[m] += most - ready[m]
+    if members > 1:
+        second = largest(ready, last) if last > 0 else ready[1]
+        if last + 1 < members:
+            second = max(second, largest(row_of(ready, last + 1, 1), members - last - 1))
+    run.held_up[process * members + last] += most - second
 
 
 # -- the queue of events ---------------------------------------------------------------------------

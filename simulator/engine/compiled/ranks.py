@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moesim.simulator.engine.compiled.links import SOMEBODY_WAITS, begin_flow
+from moesim.simulator.engine.compiled.links import SOMEBODY_WAITS, begin_flow, exchange
 from moesim.simulator.engine.compiled.memory import (
     BESIDE_ENDED,
     INPUT,
@@ -16,6 +16,7 @@ from moesim.simulator.engine.compiled.memory import (
     START,
     Run,
     Vector,
+    add_waits,
     after,
     arrival_of,
     check_ticks,
@@ -23,7 +24,6 @@ from moesim.simulator.engine.compiled.memory import (
     compiled,
     copy,
     copy_shifted,
-    durations,
     fetch_row,
     first_with,
     floats_at,
@@ -34,8 +34,7 @@ from moesim.simulator.engine.compiled.memory import (
     raise_to,
     row_of,
     schedule,
-    set_end,
-    set_short_end,
+    set_ready,
     shorten,
     smallest,
     ticks_of,
@@ -74,11 +73,12 @@ def begin_transfer(run: Run, actor: int, task: int, row: int, microbatch: int) -
     `task`: number of the task in the step; `row`: its row in the template tables. All members wait for the
     slowest one, then for the launch.
     """
+    process = _process_of(run, actor)
     if is_short(run, task):
-        base = run.action_base[_action_of(run, actor)]
-        meet = _note_ready(run, task, ticks_of(run, task), base)
+        base = run.action_base[run.process_action[process]]
+        meet = _note_ready(run, process, task, row, ticks_of(run, process, task), base)
     else:
-        meet = _note_ready(run, task, clock_of(run, task), 0)
+        meet = _note_ready(run, process, task, row, clock_of(run, task), 0)
     run.actor_task[actor] = task
     if run.task_member[row] != 0:
         fetch_row(run, run.task_member[row], microbatch, 8)
@@ -93,20 +93,22 @@ def begin_transfer(run: Run, actor: int, task: int, row: int, microbatch: int) -
 
 
 @compiled
-def _note_ready(run: Run, task: int, ready: Vector, base: int) -> int:
+def _note_ready(run: Run, process: int, task: int, row: int, ready: Vector, base: int) -> int:
     """Write down how the members reached a barrier; return when the last one did."""
     most = largest(ready, run.members)
     run.begins[task] = most + base
     run.last_member[task] = first_with(ready, most)
     run.ready_total[task] = total_of(ready, run.members) + base * run.members
+    if run.wait_rows > 0:
+        add_waits(run, process, run.task_transfer[row], ready, run.last_member[task])
     return most + base
 
 
 @compiled
-def _action_of(run: Run, actor: int) -> int:
-    """The action whose transfer an actor runs."""
+def _process_of(run: Run, actor: int) -> int:
+    """The process whose transfer an actor runs."""
     processes = run.groups * run.ranks
-    return run.process_action[actor if actor < processes else run.beside_owner[actor - processes]]
+    return actor if actor < processes else run.beside_owner[actor - processes]
 
 
 @compiled
@@ -125,7 +127,7 @@ def go_on(run: Run, actor: int, row: int, microbatch: int) -> bool:
 
 @compiled
 def _begin_payload(run: Run, actor: int, row: int, microbatch: int) -> bool:
-    run.actor_begin[actor] = run.counters[NOW]
+    run.payload_begins[run.actor_task[actor]] = run.counters[NOW]
     alone = floats_at(run.task_payload[row])[microbatch]
     if alone > 0.0:  # a group of one has nothing to move
         demand, slot = run.task_demand[row], -1
@@ -137,7 +139,7 @@ def _begin_payload(run: Run, actor: int, row: int, microbatch: int) -> bool:
                 return False
             run.counters[FREE_SLOTS] += -1
             slot = run.slots[run.counters[FREE_SLOTS]]
-            first, width = _exchange(run, slot, row, microbatch)
+            first, width = exchange(run, slot, row, microbatch)
         else:
             first = run.demand_first[demand]
             width = run.demand_first[demand + 1] - first
@@ -150,41 +152,16 @@ def _begin_payload(run: Run, actor: int, row: int, microbatch: int) -> bool:
 
 
 @compiled
-def _exchange(run: Run, slot: int, task_row: int, microbatch: int) -> tuple[int, int]:
-    """Write the links and bytes of an exchange of routed rows into a slot; return (first, number of links).
-
-    The arithmetic of `ExchangePattern.demand` (docs/model.md, eq. G1); links without bytes are dropped.
-    """
-    pattern = run.task_pattern[task_row]
-    at = microbatch % run.task_load_rows[task_row]
-    load = row_of(floats_at(run.task_load[task_row]), at, run.members)
-    node_load = row_of(floats_at(run.task_node_load[task_row]), at, run.members)
-    received = run.received
-    for m in range(run.members):
-        received[m] = run.task_nic_bytes[task_row] * node_load[m]
-        received[run.members + m] = run.task_scale_up_bytes[task_row] * load[m]
-    first = run.constant_entries + slot * run.widest
-    links, amounts, shares, sources = run.pool_links, run.pool_bytes, run.pattern_share, run.pattern_source
-    bounds, named = run.pattern_link_first, run.pattern_links
-    width, row, link = 0, run.pattern_row[pattern], run.pattern_first_link[pattern]
-    end = bounds[row]
-    for n in range(run.pattern_first_link[pattern + 1] - link):
-        amount, begin, end = 0.0, end, bounds[row + n + 1]
-        for e in range(begin, end):
-            amount += shares[e] * received[sources[e]]
-        if amount > 0.0:
-            links[first + width] = named[link + n]
-            amounts[first + width] = amount
-            width += 1
-    return first, width
+def _end_transfer(run: Run, actor: int, row: int, microbatch: int) -> None:
+    run.actor_stage[actor] = IDLE
+    run.finishes[run.actor_task[actor]] = run.counters[NOW]
+    set_payload_ends(run, _process_of(run, actor), run.actor_task[actor], row, microbatch)
 
 
 @compiled
-def _end_transfer(run: Run, actor: int, row: int, microbatch: int) -> None:
-    """Write down when each member has its payload."""
-    task, begin, now = run.actor_task[actor], run.actor_begin[actor], run.counters[NOW]
-    run.actor_stage[actor] = IDLE
-    run.finishes[task] = now
+def set_payload_ends(run: Run, process: int, task: int, row: int, microbatch: int) -> None:
+    """Write down when each member has the payload of a transfer that has finished."""
+    begin, now = run.payload_begins[task], run.finishes[task]
     alone = floats_at(run.task_payload[row])[microbatch]
     ends = payloads(run, row, microbatch)
     if now - begin != int(np.rint(alone)):  # other flows shared its links: stretch every member alike
@@ -193,8 +170,8 @@ def _end_transfer(run: Run, actor: int, row: int, microbatch: int) -> None:
             stretched[m] = int(np.rint(ends[m] * stretch))
         ends = stretched
     if is_short(run, task):
-        base = run.action_base[_action_of(run, actor)]
-        check_ticks(run, shorten(ticks_of(run, task), ends, begin - base, run.members))
+        base = run.action_base[run.process_action[process]]
+        check_ticks(run, shorten(ticks_of(run, process, task), ends, begin - base, run.members))
     else:
         copy_shifted(clock_of(run, task), ends, begin, run.members)
 
@@ -217,20 +194,16 @@ def send(run: Run, process: int, direction: int, stage: int, microbatch: int, re
         return -1
     key = key_of(run, group, direction, target, microbatch)
     receiver, short = run.rank_of[target * run.microbatches + microbatch], is_short(run, ready)
-    base = run.action_base[run.process_action[process]] if short else 0
+    arrival = arrival_of(run, key)
+    if short:
+        base = run.action_base[run.process_action[process]]
+        copy_shifted(arrival, ticks_of(run, process, ready), base, run.members)
+    else:
+        copy(arrival, clock_of(run, ready), run.members)
     if receiver == rank or not run.sends_take_time:
-        if short:
-            copy_shifted(arrival_of(run, key), ticks_of(run, ready), base, run.members)
-        else:
-            copy(arrival_of(run, key), clock_of(run, ready), run.members)
         _deliver(run, key)
         return -1
-    run.key_ready[key], run.key_base[key] = ready, base
-    if short:
-        last = largest(ticks_of(run, ready), run.members) + base
-    else:
-        last = largest(clock_of(run, ready), run.members)
-    after(run, max(0, last - run.counters[NOW]), LAUNCH, key, process)
+    after(run, max(0, largest(arrival, run.members) - run.counters[NOW]), LAUNCH, key, process)
     return key
 
 
@@ -270,11 +243,7 @@ def end_send(run: Run, key: int) -> None:
         run.rank_of[stage * run.microbatches + microbatch],
     )
     pair = _pair(run, group, source, target)
-    ready, arrival = run.key_ready[key], arrival_of(run, key)
-    if is_short(run, ready):
-        copy_shifted(arrival, ticks_of(run, ready), run.key_base[key], run.members)
-    else:
-        copy(arrival, clock_of(run, ready), run.members)
+    arrival = arrival_of(run, key)
     if run.pair_slow[pair] == 0:
         for m in range(run.members):
             arrival[m] += took
@@ -393,6 +362,18 @@ def _inputs(run: Run, process: int) -> bool:
                 return False
             raise_to(clock_of(run, start), arrival_of(run, key), run.members)
         run.process_at[process] += 1
+    begin_tasks(run, process)
+    run.process_state[process] = TASKS
+    return True
+
+
+@compiled
+def begin_tasks(run: Run, process: int) -> None:
+    """Begin the tasks of an action whose start is known."""
+    action = run.process_action[process]
+    start = _start_row(run, action)
+    if run.ring > 0:
+        run.process_row[process] = run.action_first_task[action] - process * run.ring
     if run.clock_first > 0:
         first = clock_of(run, start)
         base = smallest(first, run.members)
@@ -405,8 +386,6 @@ def _inputs(run: Run, process: int) -> bool:
     run.process_sent[process] = 0
     run.process_sends[2 * process + 0] = -1
     run.process_sends[2 * process + 1] = -1
-    run.process_state[process] = TASKS
-    return True
 
 
 @compiled
@@ -439,9 +418,6 @@ def _task(run: Run, process: int) -> bool:
         run.process_at[process] += 1
     run.process_at[process] = 0
     task, kind = first + number, run.task_kind[row]
-    base = run.process_compute[process] if kind == COMPUTE else run.process_communication[process]
-    if kind == SHARDING:
-        base = _start_row(run, action)
     microbatch = run.action_microbatches[2 * action + run.task_side[row]]
     if row + 1 < run.code_first[code + 1]:
         later = run.action_microbatches[2 * action + run.task_side[row + 1]]
@@ -449,11 +425,7 @@ def _task(run: Run, process: int) -> bool:
             fetch_row(run, run.task_rows[row + 1], later, 8)
         elif run.task_draws[row + 1] != 0:
             fetch_row(run, run.task_draws[row + 1], later, 4)
-    own = durations(run, row, microbatch)
-    if run.clock_first > 0:
-        set_short_end(run, process, task, base, first, deps, last, own)
-    else:
-        set_end(run, task, base, first, deps, last, own)
+    set_ready(run, process, task, row, microbatch)
     if kind == COMPUTE:
         run.process_compute[process] = task
     elif kind == SHARDING:
@@ -500,7 +472,7 @@ def _join_streams(run: Run, process: int) -> None:
     copy(end, clock_of(run, _start_row(run, action)), run.members)
     for row in (run.process_compute[process], run.process_communication[process]):
         if is_short(run, row):
-            raise_shifted(end, ticks_of(run, row), base, run.members)
+            raise_shifted(end, ticks_of(run, process, row), base, run.members)
         else:
             raise_to(end, clock_of(run, row), run.members)
 
@@ -518,7 +490,7 @@ def _ending(run: Run, process: int) -> bool:
             if _waits_for(run, process, first + number):
                 return False
             if is_short(run, first + number):
-                ticks = ticks_of(run, first + number)
+                ticks = ticks_of(run, process, first + number)
                 raise_shifted(clock_of(run, end), ticks, run.action_base[action], run.members)
             else:
                 raise_to(clock_of(run, end), clock_of(run, first + number), run.members)
@@ -576,7 +548,7 @@ def go_beside(run: Run, task: int, process: int) -> None:
             if _waits_for(run, actor, before):
                 return
             if is_short(run, task):
-                raise_to(ticks_of(run, task), ticks_of(run, before), run.members)
+                raise_to(ticks_of(run, process, task), ticks_of(run, process, before), run.members)
             else:
                 raise_to(clock_of(run, task), clock_of(run, before), run.members)
         run.actor_stage[actor] = IDLE

@@ -28,8 +28,7 @@ class StepSizes(NamedTuple):
     """StepSizes of a step, and two of its properties.
 
     `sends_take_time`: whether sends between pipeline ranks use links. `few_links`: which of the two link
-    pools SimPy takes for as many links. `flows`: transfers and sends of the whole step, the most flows that
-    can be.
+    pools SimPy takes for as many links.
     """
 
     members: int
@@ -41,7 +40,8 @@ class StepSizes(NamedTuple):
     few_links: bool
     actions: int
     tasks: int
-    flows: int
+    wait_rows: int
+    """Transfers of templates, and one more, where the waits of members are added up; 0 where they are not."""
 
 
 class Tables(NamedTuple):
@@ -53,12 +53,12 @@ class Tables(NamedTuple):
     members] arrays (of payloads [micro-batches]), so that no duration is copied. Where `task_rows` is 0, the
     loop works durations out from the task's `Formula`: `task_fixed_s`, `task_row_s`, `task_cv`, and the
     addresses `task_received` (relative rows), `task_draws` and `task_clock`; where `task_member` is 0, a
-    payload from `task_nic_s`, `task_scale_up_s` and both loads. `demand_*`: links and bytes
-    of every constant demand, row by row. `pattern_*`: exchange patterns; link n of pattern p carries
-    entries `pattern_link_first[m]` to `pattern_link_first[m + 1]`, m = `pattern_row[p]` + n (patterns that
-    differ only in the numbers of their links share them), each a share of what a member receives
-    over the scale-out hop (source = member) or the scale-up hop (source = members + member). `pair_*` [group,
-    source, target]: sends.
+    payload from `task_nic_s`, `task_scale_up_s` and both loads. `task_transfer`: row in `RunState.waits`.
+    `demand_*`: links and bytes of every constant demand, row by row. `pattern_*`: exchange patterns; link n
+    of pattern p carries entries `pattern_link_first[m]` to `pattern_link_first[m + 1]`, m = `pattern_row[p]`
+    + n (patterns that differ only in the numbers of their links share them), each a share of what a member
+    receives over the scale-out hop (source = member) or the scale-up hop (source = members + member).
+    `pair_*` [group, source, target]: sends.
     """
 
     rank_of: IntArray
@@ -85,6 +85,7 @@ class Tables(NamedTuple):
     task_received: IntArray
     task_draws: IntArray
     task_clock: IntArray
+    task_transfer: IntArray
     task_launch: IntArray
     task_payload: IntArray
     task_member: IntArray
@@ -100,13 +101,13 @@ class Tables(NamedTuple):
     task_load_rows: IntArray
     row_demand: IntArray
     demand_first: IntArray
-    demand_links: IntArray
+    demand_links: ShortArray
     demand_bytes: FloatArray
     pattern_first_link: IntArray
-    pattern_links: IntArray
+    pattern_links: ShortArray
     pattern_row: IntArray
     pattern_link_first: IntArray
-    pattern_source: IntArray
+    pattern_source: ShortArray
     pattern_share: FloatArray
     pair_alone: FloatArray
     pair_demand: IntArray
@@ -148,31 +149,33 @@ SPARE, SPARE_SHORT = SpareMemory(np.int64), SpareMemory(np.int32)
 
 # -- the state of a run ----------------------------------------------------------------------------
 
-NOW, SEQUENCE, EVENTS, FLOWS, ERROR, SENDS, FREE_SLOTS, STAMP = range(8)
-"""Places in `RunState.counters`: the time in ns, the number of the last event, events in the queue, flows so
-far, the error that stopped the run, sends that have ended, slots that are free, and the last stamp."""
+NOW, SEQUENCE, EVENTS, FLOWS, ERROR, SENDS, FREE_SLOTS, STAMP, SERIAL = range(9)
+"""Places in `RunState.counters`: the time in ns, the number of the last event, events in the queue, flows
+that are alive, the error that stopped the run, sends that have ended, slots that are free, the last stamp,
+and the flows so far."""
 
 SIZES = (
     *StepSizes._fields,
     "most_events",
     "most_users",
     "most_slots",
-    "most_coupled",
+    "most_flows",
     "constant_entries",
     "widest",
     "links",
     "clock_first",
+    "ring",
 )
 """Names of the numbers in `RunState.sizes`: those of `StepSizes` and `Room`, the entries of
 `RunState.pool_links` that constant demands take and that each slot takes, the links of the cluster, and the
 row that is first in `RunState.clock`: 0, or that of the first start if `RunState.ticks` has the ends of
-tasks."""
+tasks, and the rows of that a process has for its action, or 0 if all tasks have one."""
 
 NEXT, INPUTS, TASKS, TRANSFER, ENDING, SENDING, DONE = range(7)
 """Where a rank is (`RunState.process_state`): before an action, at its inputs, at a task, inside a transfer,
 at the end of the tasks, at the sends that it waits for, after the last action."""
 
-QUEUE_FULL, USERS_FULL, SLOTS_FULL, GROUP_FULL, DEAD_LINK, TOO_LONG = 1, 2, 3, 4, 5, 6
+QUEUE_FULL, USERS_FULL, SLOTS_FULL, FLOWS_FULL, DEAD_LINK, TOO_LONG = 1, 2, 3, 4, 5, 6
 """Errors. All but a dead link go away with more room; an action is too long for times in 32 bits."""
 
 
@@ -181,17 +184,21 @@ class RunState(NamedTuple):
 
     `clock`: vectors of the members' clocks [rows, members], first the ends of all tasks, then the starts,
     ends and free times of all actions. Where no action takes more than `MOST_TICKS`, the ends of tasks are in
-    `ticks` instead, in 32 bits from the `action_base` of their action, its earliest start; `short_starts`
-    [processes, members] are the starts of the actions that run, from the same base. `queue_*`: a binary heap
-    of events by (time, order), and what each event is in a place of its own. `process_*`: one
-    entry a pipeline rank of a group. `actor_*`: whoever runs a transfer, the processes and then, where there
-    is a sharding stream, every task. `key_*`: outputs on their way, by (group, F or B, receiving stage,
-    micro-batch); `arrivals` holds when each member has one. `flow_*`: transfers on links, by their serial
-    number. `pool_*`: links and bytes of all demands, constant ones first, then `slots` rows for those that
+    `ticks` instead, in 32 bits from the `action_base` of their action, its earliest start, at the number of
+    the task less `process_row`: of all tasks, or of the actions that run where all would take too much
+    memory; `short_starts` [processes, members] are the starts of the actions that run, from the same base.
+    `payload_begins` [tasks]: when a payload began. `waits` [transfers, members]: waits at barriers, summed
+    over all passes; `held_up` [processes, members]: time in which a member alone kept the others waiting.
+    `queue_*`: a binary heap of events by (time, order), and what each event is in a place of its own.
+    `process_*`: one entry a pipeline rank of a group. `actor_*`: whoever runs a transfer, the processes and
+    then, where there is a sharding stream, every task. `key_*`: outputs on their way, by (group, F or B,
+    receiving stage, micro-batch); `arrivals` holds when each member has one. `flow_*`: transfers that are on
+    links or whose end is not processed yet; `flow_places` lists those that are alive, then those that are
+    free. `pool_*`: links and bytes of all demands, constant ones first, then `slots` rows for those that
     follow a pattern, with the load that these offer. `received`: bytes of each member over both hops.
-    `durations`: those of the members in the task that starts.
-    `link_*`: offered load, carried bytes, and the flows on every link in order of arrival (`link_users`
-    [places, links]).
+    `durations`: those of the members in the task that starts. `link_*`:
+    offered load, carried bytes, and the flows on every link in order of arrival (`link_users` [places,
+    links]).
     """
 
     sizes: IntArray
@@ -201,6 +208,7 @@ class RunState(NamedTuple):
     short_starts: ShortArray
     action_base: IntArray
     begins: IntArray
+    payload_begins: IntArray
     finishes: IntArray
     last_member: IntArray
     ready_total: IntArray
@@ -212,6 +220,7 @@ class RunState(NamedTuple):
     process_state: IntArray
     process_action: IntArray
     process_task: IntArray
+    process_row: IntArray
     process_at: IntArray
     process_compute: IntArray
     process_communication: IntArray
@@ -220,7 +229,6 @@ class RunState(NamedTuple):
     process_sent: IntArray
     actor_stage: IntArray
     actor_task: IntArray
-    actor_begin: IntArray
     actor_flow: IntArray
     beside_state: IntArray
     beside_before: IntArray
@@ -228,14 +236,16 @@ class RunState(NamedTuple):
     beside_waiters: IntArray
     key_arrived: IntArray
     key_waiter: IntArray
-    key_ready: IntArray
-    key_base: IntArray
     key_begin: IntArray
     key_end: IntArray
     key_sent: IntArray
     key_sent_waiter: IntArray
     key_order: IntArray
     arrivals: IntArray
+    waits: IntArray
+    held_up: IntArray
+    flow_places: IntArray
+    flow_serial: IntArray
     flow_owner: IntArray
     flow_version: IntArray
     flow_waits: IntArray
@@ -247,7 +257,7 @@ class RunState(NamedTuple):
     flow_remaining: FloatArray
     flow_rate: FloatArray
     flow_updated: IntArray
-    pool_links: IntArray
+    pool_links: ShortArray
     pool_bytes: FloatArray
     slots: IntArray
     pool_offered: IntArray
@@ -255,8 +265,8 @@ class RunState(NamedTuple):
     durations: IntArray
     link_load: IntArray
     link_bytes: FloatArray
-    link_users: IntArray
-    link_count: IntArray
+    link_users: ShortArray
+    link_count: ShortArray
     flow_seen: IntArray
     flow_stamp: IntArray
     link_stamp: IntArray
@@ -279,12 +289,12 @@ class RunState(NamedTuple):
 
 class Room(NamedTuple):
     """Sizes that a run may outgrow: events in the queue, flows on one link, demands that follow patterns, and
-    flows that links couple."""
+    flows that are alive."""
 
     events: int
     users: int
     slots: int
-    coupled: int
+    flows: int
     short: bool = True
     """Whether the ends of tasks take 32 bits."""
 
@@ -294,7 +304,7 @@ class Room(NamedTuple):
             self.events * (2 if error == QUEUE_FULL else 1),
             self.users * (2 if error == USERS_FULL else 1),
             self.slots * (2 if error == SLOTS_FULL else 1),
-            self.coupled * (2 if error == GROUP_FULL else 1),
+            self.flows * (2 if error == FLOWS_FULL else 1),
             self.short and error != TOO_LONG,
         )
 
@@ -302,7 +312,7 @@ class Room(NamedTuple):
 def initial_room(sizes: StepSizes) -> Room:
     """Room that suffices for nearly every step."""
     processes = sizes.groups * sizes.ranks
-    return Room(64 * processes + 1024, users=16, slots=2 * processes + 16, coupled=4 * processes + 64)
+    return Room(64 * processes + 1024, users=16, slots=2 * processes + 16, flows=4 * processes + 64)
 
 
 _SIZE_OF = {
@@ -315,9 +325,9 @@ _SIZE_OF = {
     "flow": "flows",
     "link": "links",
     "entry": "entries",
-    **dict.fromkeys(("begins", "finishes", "last_member", "ready_total"), "tasks"),
+    **dict.fromkeys(("begins", "payload_begins", "finishes", "last_member", "ready_total"), "tasks"),
     **dict.fromkeys(("slope", "used", "reach", "held", "touched"), "links"),
-    **dict.fromkeys(("group", "rates", "caps", "largest", "levels", "active"), "together"),
+    **dict.fromkeys(("group", "rates", "caps", "largest", "levels", "active"), "flows"),
     "freed": "longest",
     "received": "received",
     "durations": "members",
@@ -340,7 +350,6 @@ def new_state(tables: Tables, sizes: StepSizes, room: Room) -> RunState:
     keys = sizes.groups * 2 * sizes.stages * sizes.microbatches
     constant, widest = len(tables.demand_links), int(np.diff(tables.pattern_first_link).max(initial=0))
     longest = max(widest, int(np.diff(tables.demand_first).max(initial=0)), 1)
-    together = min(sizes.flows, room.coupled) + 1
     besides = tasks if bool((tables.task_kind == SHARDING).any()) else 0
     count = {
         "events": room.events,
@@ -349,31 +358,36 @@ def new_state(tables: Tables, sizes: StepSizes, room: Room) -> RunState:
         "actors": processes + besides,
         "besides": besides,
         "keys": keys,
-        "flows": sizes.flows,
+        "flows": room.flows,
         "links": len(tables.capacity),
         "tasks": tasks,
-        "together": together,
         "longest": longest,
-        "entries": together * longest,
+        "entries": room.flows * longest,
         "received": 2 * members,
         "members": members,
     }
     pool = constant + room.slots * widest
     short = tasks if room.short else 0
+    ring = int(np.diff(tables.code_first).max(initial=1)) if 4 * short * members > MOST_BYTES else 0
     given: dict[str, Any] = {
-        "sizes": np.array([*sizes, *room[:4], constant, widest, len(tables.capacity), short], dtype=np.int64),
-        "counters": np.zeros(8, dtype=np.int64),
+        "sizes": np.array(
+            [*sizes, *room[:4], constant, widest, len(tables.capacity), short, ring], dtype=np.int64
+        ),
+        "counters": np.zeros(9, dtype=np.int64),
         "clock": SPARE.take(tasks - short + 3 * sizes.actions, members),
-        "ticks": SPARE_SHORT.take(short, members),
+        "ticks": SPARE_SHORT.take(processes * ring or short, members),
         "short_starts": np.zeros((processes, members), dtype=np.int32),
         "arrivals": np.empty((keys, members), dtype=np.int64),
+        "waits": np.zeros((sizes.wait_rows, members), dtype=np.int64),
+        "held_up": np.zeros((processes, members), dtype=np.int64),
         "queue_places": np.arange(room.events),
+        "flow_places": np.arange(room.flows),
         "process_action": tables.process_first[:-1].copy(),
         "slots": np.arange(room.slots),
-        "pool_links": np.empty(pool, dtype=np.int64),
+        "pool_links": np.empty(pool, dtype=np.int32),
         "pool_bytes": np.empty(pool),
         "pool_offered": np.empty(pool, dtype=np.int64),
-        "link_users": np.zeros((room.users, len(tables.capacity)), dtype=np.int64),
+        "link_users": np.zeros((room.users, len(tables.capacity)), dtype=np.int32),
     }
     given["counters"][FREE_SLOTS] = room.slots
     given["pool_links"][:constant], given["pool_bytes"][:constant] = tables.demand_links, tables.demand_bytes
@@ -383,9 +397,9 @@ def new_state(tables: Tables, sizes: StepSizes, room: Room) -> RunState:
 
 def _vector(name: str, count: Mapping[str, int]) -> FloatArray | IntArray:
     size = count[_SIZE_OF.get(name) or _SIZE_OF[name.split("_")[0]]] * _ROWS_OF.get(name, 1)
-    if "Float" in str(RunState.__annotations__[name]):
-        return np.zeros(size)
-    return np.full(size, -1, dtype=np.int64) if name in _NONE_YET else np.zeros(size, dtype=np.int64)
+    if name in _NONE_YET:
+        return np.full(size, -1)
+    return np.zeros(size, dtype=STEP_LAYOUT.dtype_of(name))
 
 
 # -- requests through replicas ---------------------------------------------------------------------
@@ -539,6 +553,10 @@ class ArrayLayout:
         self.floats = frozenset(field for field, kind in kinds if "Float" in str(kind))
         self.shorts = frozenset(field for field, kind in kinds if "Short" in str(kind))
 
+    def dtype_of(self, field: str) -> type:
+        """The numbers of a field."""
+        return np.float64 if field in self.floats else np.int32 if field in self.shorts else np.int64
+
     def addresses(self, *parts: tuple[Any, ...]) -> IntArray:
         """The address of every array, in the order of `fields`; the arrays must outlive the table.
 
@@ -546,8 +564,7 @@ class ArrayLayout:
         """
         arrays = [array for part in parts for array in part]
         for name, array in zip(self.fields, arrays, strict=True):
-            wanted: type = np.float64 if name in self.floats else np.int64
-            wanted = np.int32 if name in self.shorts else wanted
+            wanted = self.dtype_of(name)
             if array.dtype != wanted or not array.flags.c_contiguous:
                 raise TypeError(f"{name} is {array.dtype}; it must be contiguous, of {wanted.__name__}")
         return np.array([address_of(array) for array in arrays], dtype=np.int64)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -85,24 +86,14 @@ class ExchangePattern:
         return outer, result[1]
 
 
-def exchange_pattern(
-    topology: Topology, gpus: IntArray, per_node: int, outward: bool, spreading: Spreading, seed: int
-) -> ExchangePattern:
-    """Pairs of an expert-parallel exchange of `gpus` (members in order, `per_node` of them a node).
-
-    `outward`: rows go to the member with the sender's place on every other node, which passes them on inside
-    that node. Otherwise the same pairs send in the opposite direction (DeepSeek-V3 report, section 3.2.2).
-    """
-    members = len(gpus)
-    place = np.arange(members)
-    src, dst = (grid.ravel() for grid in np.meshgrid(place, place, indexing="ij"))
-    same_node = src // per_node == dst // per_node
-    outer = ~same_node & (src % per_node == dst % per_node)
-    inner = same_node & (src != dst)
-    pairs = np.concatenate([np.flatnonzero(outer), np.flatnonzero(inner)])
-    a, b = gpus[src[pairs]], gpus[dst[pairs]]
-    routes = topology.routes(*((a, b) if outward else (b, a)), spreading=spreading, seed=seed)
-    return _pattern(routes, dst[pairs], int(outer.sum()), (members // per_node - 1, per_node - 1))
+def _split(routes: RouteSet, parts: int) -> Iterator[RouteSet]:
+    """The routes in so many parts with as many pairs each."""
+    pairs = (len(routes.indptr) - 1) // parts
+    for first in range(0, parts * pairs, pairs) if pairs else [0] * parts:
+        bounds = routes.indptr[first : first + pairs + 1]
+        entries = slice(bounds[0], bounds[-1])
+        links, share = routes.links[entries], routes.share[entries]
+        yield replace(routes, indptr=bounds - bounds[0], links=links, share=share)
 
 
 def _pattern(routes: RouteSet, loaded: IntArray, outer_pairs: int, peers: tuple[int, int]) -> ExchangePattern:
@@ -141,7 +132,7 @@ class ClusterLinkMap(LinkMap):
         self._capacity = topology.remaining_bytes_per_s() / 1e9
         self._patterns: dict[tuple[int, bool], ExchangePattern] = {}
         self._slow: dict[tuple[int, bool], tuple[FloatArray | float, FloatArray | float]] = {}
-        self._sends: dict[tuple[int, int], ExchangePattern] = {}
+        self._sends: dict[tuple[int, int, float], Demand] = {}
         self._send_slow: dict[tuple[int, int], FloatArray | float] = {}
 
     @property
@@ -159,11 +150,29 @@ class ClusterLinkMap(LinkMap):
         """The exchange between the members of a pipeline rank."""
         key = (rank, outward)
         if key not in self._patterns:
-            self._patterns[key] = self._exchange(self.topology, rank, outward)
+            # With faults one by one, as the error of a pair without a route is that of the first rank.
+            ranks = [rank] if self.topology is not self.healthy else list(range(len(self.gpus)))
+            for one, made in zip(ranks, self._exchanges(self.topology, ranks, outward), strict=True):
+                self._patterns[one, outward] = made
         return self._patterns[key]
 
-    def _exchange(self, topology: Topology, rank: int, outward: bool) -> ExchangePattern:
-        return exchange_pattern(topology, self.gpus[rank], self.per_node, outward, self.spreading, self.seed)
+    def _exchanges(self, topology: Topology, ranks: list[int], outward: bool) -> list[ExchangePattern]:
+        """The exchanges between the members of pipeline ranks, in order `per_node` of them a node.
+
+        `outward`: rows go to the member with the sender's place on every other node, which passes them on
+        inside that node. Otherwise the same pairs send in the opposite direction (DeepSeek-V3 report, section
+        3.2.2).
+        """
+        per_node, members = self.per_node, self.gpus.shape[1]
+        place = np.arange(members)
+        src, dst = (grid.ravel() for grid in np.meshgrid(place, place, indexing="ij"))
+        same_node = src // per_node == dst // per_node
+        outer = np.flatnonzero(~same_node & (src % per_node == dst % per_node))
+        pairs = np.concatenate([outer, np.flatnonzero(same_node & (src != dst))])
+        a, b = (self.gpus[ranks][:, end[pairs]].ravel() for end in (src, dst))
+        routes = topology.routes(*((a, b) if outward else (b, a)), self.spreading, self.seed)
+        peers = members // per_node - 1, per_node - 1
+        return [_pattern(own, dst[pairs], len(outer), peers) for own in _split(routes, len(ranks))]
 
     def uniform(self, rank: int, phase: Phase, cost: TransferCost) -> Demand | None:
         """Demand of a parameter collective, a ring over all working ports; None for routed rows."""
@@ -194,11 +203,18 @@ class ClusterLinkMap(LinkMap):
 
     def send(self, source: int, target: int, size: float) -> Demand:
         """Demand of a send from every member to the same member of the other pipeline rank."""
-        key = (source, target)
+        key = (source, target, size)
         if key not in self._sends:
-            self._sends[key] = self._pairs(self.topology, self.gpus[source], self.gpus[target])
-        even = np.ones(self.gpus.shape[1])
-        return self._sends[key].demand(size, 0.0, even, even)
+            count, members = self.gpus.shape
+            hops, even = [(source, target)], np.ones(members)
+            if self.topology is self.healthy and (target - source) % count in (1, count - 1):
+                hops = [(one, (one + target - source) % count) for one in range(count)]  # of a pipeline
+            sources, targets = (self.gpus[ranks].ravel() for ranks in np.array(hops).T)
+            routes = self.topology.routes(sources, targets, self.spreading, self.seed)
+            for hop, own in zip(hops, _split(routes, len(hops)), strict=True):
+                pattern = _pattern(own, np.arange(members), members, (1, 0))
+                self._sends[*hop, size] = pattern.demand(size, 0.0, even, even)
+        return self._sends[key]
 
     def slowness(self, rank: int, phase: Phase) -> tuple[FloatArray | float, FloatArray | float]:
         """Time of each member's busiest link with the faults over its time without them (eq. G2)."""
@@ -207,7 +223,7 @@ class ClusterLinkMap(LinkMap):
         key = (rank, phase in TO_EXPERTS)
         if key not in self._slow:
             now = self._times(self.topology, self.pattern(*key))
-            before = self._times(self.healthy, self._exchange(self.healthy, *key))
+            before = self._times(self.healthy, self._exchanges(self.healthy, [rank], key[1])[0])
             self._slow[key] = (_ratio(now[0], before[0]), _ratio(now[1], before[1]))
         return self._slow[key]
 

@@ -21,8 +21,8 @@ from moesim.simulator.engine.full_resolution.result import (
     SkewRow,
     Straggler,
 )
-from moesim.simulator.engine.program import NS, CompiledTemplate, Program
-from moesim.simulator.engine.records import Execution, inputs_ready_ns
+from moesim.simulator.engine.program import NS, Program
+from moesim.simulator.engine.records import Execution, waits
 
 # -- statistics ------------------------------------------------------------------------------------
 
@@ -48,7 +48,8 @@ def group_times(execution: Execution) -> GroupTimes:
     table, members = execution.tasks, execution.program.members
     shape = (len(execution.program.ranks), members)
     compute = member_sums_ns(table, np.ones(len(table.of_template)))
-    wait, held_up = np.zeros(shape), np.zeros(shape)
+    recorded, wait = waits(execution), np.zeros(shape)
+    first = np.cumsum([0, *(len(code.transfers) for code in table.actions.codes)])
     sums: defaultdict[tuple[str, int], dict[int, IntArray]] = defaultdict(dict)
     passes: defaultdict[tuple[str, int, int], int] = defaultdict(int)
     for group in table.groups:
@@ -56,12 +57,11 @@ def group_times(execution: Execution) -> GroupTimes:
         code = table.actions.codes[number]
         if not code.transfers:
             continue
-        waits, alone = _barrier_times(execution, code, actions)
-        wait[rank] += waits.sum(axis=0)
-        held_up[rank] += alone
+        of_code = recorded.wait_ns[first[number] : first[number + 1]]
+        wait[rank] += of_code.sum(axis=0)
         if code.kind == "F&B":
             earlier: defaultdict[str, int] = defaultdict(int)  # transfers of the same phase
-            for transfer, own in zip(code.transfers, waits, strict=True):
+            for transfer, own in zip(code.transfers, of_code, strict=True):
                 phase = code.tasks[transfer].phase
                 position, earlier[phase] = earlier[phase], earlier[phase] + 1
                 of_rank = sums[phase, position]
@@ -71,34 +71,7 @@ def group_times(execution: Execution) -> GroupTimes:
         (phase, n, np.array([total / passes[phase, n, rank] / NS for rank, total in of_rank.items()]))
         for (phase, n), of_rank in sorted(sums.items())
     )
-    return GroupTimes(compute / NS, wait / NS, held_up / NS, skew)
-
-
-def _barrier_times(
-    execution: Execution, code: CompiledTemplate, actions: IntArray
-) -> tuple[IntArray, FloatArray]:
-    """Nanoseconds over all passes of the actions through the barriers of a template's transfers.
-
-    Returns (wait of each member at each transfer [transfers, members], time in which a member alone kept its
-    group waiting [members]).
-    """
-    table, transfers = execution.table, code.transfers
-    ready = inputs_ready_ns(execution, code, actions, transfers)
-    microbatches = table.microbatches[actions]
-    for row, transfer in zip(ready, transfers, strict=True):
-        task = code.tasks[transfer]
-        numbers = task.rows_ns
-        row += numbers[microbatches[:, task.side]]
-        _ = task.compute.fastest_ns  # the bounds read this figure, which is kept; the numbers are not
-    meet = execution.times.begins[table.first_task[actions] + np.array(transfers)[:, None]]
-    waits = meet.sum(axis=1)[:, None] - ready.sum(axis=1)
-    members = ready.shape[2]
-    if members == 1:
-        return waits, np.zeros(1)
-    last = ready.argmax(axis=2)
-    np.put_along_axis(ready, last[..., None], -1, axis=2)
-    held_up = meet - ready.max(axis=2)
-    return waits, np.asarray(np.bincount(last.ravel(), held_up.ravel(), members), dtype=np.float64)
+    return GroupTimes(compute / NS, wait / NS, recorded.held_up_ns / NS, skew)
 
 
 def gpu_times(times: Sequence[GroupTimes], gpus: IntArray) -> GpuTimes:

@@ -10,6 +10,7 @@ import pytest
 import random_steps
 from random_steps import differences, random_step
 
+from moesim.simulator.engine.compiled import state
 from moesim.simulator.engine.compiled.engine import run_compiled
 from moesim.simulator.engine.program import Program
 from moesim.simulator.engine.records import ShortTimes
@@ -38,6 +39,18 @@ def test_actions_of_more_than_two_seconds_take_64_bits(
         found = differences(executions, engine_of("simpy").execute(programs))
         assert not found, f"step {seed}: {found}"
         assert isinstance(executions[0].times.ends, np.ndarray)
+
+
+@pytest.mark.usefixtures("compiled_code")
+def test_ends_of_tasks_that_take_too_much_memory_are_worked_out_again(
+    toy: Callable[..., Program], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "MOST_BYTES", 0)
+    for seed in range(20):
+        programs = random_step(toy, seed)
+        executions = run_compiled(programs)[::-1]  # in any order
+        found = differences(executions, engine_of("simpy").execute(programs)[::-1])
+        assert not found, f"step {seed}: {found}"
 
 
 def test_the_comparison_sees_one_nanosecond(toy: Callable[..., Program]) -> None:
