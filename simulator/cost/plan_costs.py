@@ -359,7 +359,7 @@ class PlanCosts(OfJob):
         )  # fmt: skip
         if sync.hidden:
             passes = min(schedule.pp, schedule.microbatches) if plan.vpp > 1 else 1
-            shared = (*shared, plan.cp, plan.microbatch, self.arithmetic(policy), passes)
+            shared = (*shared, plan.cp, plan.microbatch, self.arithmetic(policy), passes, schedule.paired)
             shared = (*shared, *framework_copies(plan, self.job))
             shared = (*shared, sms if plan.ep > 1 and self.routed else None)
         place = id(schedule), id(stages)
