@@ -114,21 +114,21 @@ def inside_step(
         moved |= {(kind, phase, "overlapped"): cost for phase, cost in pair.transfers.items()}
         each.append((pair, PAIR_MODES))
 
-    def stalled(prices: Compute) -> dict[PhaseKey, PhaseCost]:
+    def stalled(prices: Compute, chosen: Sequence[Mode]) -> dict[PhaseKey, PhaseCost]:
         slowed: dict[PhaseKey, PhaseCost] = {}
         for block, own in each:
-            if block.transfers:
+            if block.transfers and own[0] in chosen:
                 slowed |= slowed_by_overlap(kind, prices, block, pricer.lost_beside_library, own)
         return slowed | launch_stalls(
-            pricer, kind, {**prices, **slowed}, {**transfer, **moved}, modes, evidence=evidence
+            pricer, kind, {**prices, **slowed}, {**transfer, **moved}, chosen, evidence=evidence
         )
 
     if law_of(pricer) is None:
-        return beside | stalled(compute), moved
+        return beside | stalled(compute, modes), moved
     alone = {key: cost for key, cost in compute.items() if key[0] == kind and key[2] == "alone"}
     host_s = 0.0
     if pricer.scenario.software.host:
-        host_s = fsum(cost.host_s for key, cost in stalled(compute).items() if key[2] == "alone")
+        host_s = fsum(cost.host_s for cost in stalled(compute, ("alone",)).values())
     waits_s, beside_s = sharded.beside(
         {
             forward: fsum(c.seconds for c in compute_of_pass(alone, kind, "alone", forward).values())
@@ -140,7 +140,7 @@ def inside_step(
         beside_s += max(0.0, LayerCollectives(pricer, kind).tensor_s() - exposed_s)
     waits = Waits(host_s, waits_s, beside_s)
     clocked = at_load(pricer, kind, compute, transfer, modes, waits)
-    return beside | clocked | stalled({**compute, **clocked}), moved
+    return beside | clocked | stalled({**compute, **clocked}, modes), moved
 
 
 BESIDE: tuple[tuple[Phase, str, Phase], ...] = (

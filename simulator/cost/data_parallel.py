@@ -284,6 +284,8 @@ def sharded_block(pricer: Pricer, kind: BlockKind, *, paired: bool = False) -> S
         phases.append(("scatter W", "all_reduce" if whole else "reduce_scatter", reduced))
     transfers: dict[Phase, TransferCost] = {}
     alone_s: dict[Phase, float] = {}
+    if not phases:
+        return ShardedBlock(transfers, alone_s, hidden)
     copied = pricer.compute(gather_copies(pricer, kind), "alone")
     for phase, name, size in phases:
         parts = parts_of(pricer, kind, phase)

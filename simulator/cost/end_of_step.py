@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import ceil, fsum
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from moesim.simulator.cost.collectives.ring import busiest_bytes
 from moesim.simulator.cost.compute import OperatorCost
@@ -45,7 +45,7 @@ from moesim.simulator.cost.library_collectives import (
 )
 from moesim.simulator.cost.overlap import OverlapSlowDown, exposed_behind_window
 from moesim.simulator.cost.pricing import Pricer, phase_cost
-from moesim.simulator.cost.table import SyncCost
+from moesim.simulator.cost.table import PhaseCost, SyncCost
 from moesim.simulator.cost.transfers import block_transfers
 from moesim.simulator.frameworks.kernel_lists import with_step_kernels
 from moesim.simulator.layout.stages import StageAssignment
@@ -70,20 +70,25 @@ def step_end(pricer: Pricer, schedule: Schedule, stages: StageAssignment) -> tup
 
 
 def rank_step_ends(
-    pricer: Pricer, ranks: Iterable[RankChunks], schedule: Schedule
+    pricer: Pricer, ranks: Iterable[RankChunks], schedule: Schedule, known: Known | None = None
 ) -> dict[RankChunks, SyncCost]:
     """End of the step on each of some pipeline ranks; what ranks with equal chunks share is priced once."""
-    known: _Known = {}
+    known = known or Known({}, {})
     return {chunks: rank_step_end(pricer, chunks, schedule, known) for chunks in dict.fromkeys(ranks)}
 
 
-_Known: TypeAlias = dict[Hashable, Any]
-"""Prices that the ranks of one plan share, by what they are of."""
+class Known(NamedTuple):
+    """Prices that pipeline ranks share, by what they are of."""
+
+    of_plan: dict[Hashable, Any]
+    """Those of one plan."""
+    alike: dict[Hashable, Any]
+    """Those of plans that differ in context parallelism, micro-batch, recompute, SMs or pairs only."""
+    evidence: bool = True
+    """Whether costs carry their evidence and bytes."""
 
 
-def _once(known: _Known | None, key: Hashable, price: Callable[[], T]) -> T:
-    if known is None:
-        return price()
+def _once(known: dict[Hashable, Any], key: Hashable, price: Callable[[], T]) -> T:
     if key not in known:
         known[key] = price()
     value: T = known[key]
@@ -91,49 +96,44 @@ def _once(known: _Known | None, key: Hashable, price: Callable[[], T]) -> T:
 
 
 def rank_step_end(
-    pricer: Pricer, chunks: RankChunks, schedule: Schedule, known: _Known | None = None
+    pricer: Pricer, chunks: RankChunks, schedule: Schedule, known: Known | None = None
 ) -> SyncCost:
     """End of the step on a pipeline rank that holds these blocks (docs/model.md, eq. E5).
 
-    `known`: prices of the ranks before, with the same pricer and schedule.
+    `known`: prices of the ranks before, with the same schedule.
     """
+    known = known or Known({}, {})
+    carried = known.evidence and not pricer.shifted  # prices at shifted rates carry no evidence
+
+    def updated() -> tuple[tuple[float, float], PhaseCost]:
+        update = phase_cost(*update_operators(pricer, chunks, schedule), evidence=carried)
+        return _held_parameters(pricer, chunks), update
+
+    def shared() -> tuple[float, float]:
+        norm_s = small_all_reduce_s(pricer.cluster.n_gpus, pricer.links.gpus_per_node)
+        return norm_s, 1.0 + collective_residual(pricer.profile, pricer.links.curves)
+
     kinds = chunks.kinds
-    dense, expert = _held_parameters(pricer, chunks)
-    bare = pricer.shifted  # prices at shifted rates carry no evidence
-    update = _once(
-        known, kinds, lambda: phase_cost(*update_operators(pricer, chunks, schedule), evidence=not bare)
-    )
-    reduction, gather = _collectives(pricer, chunks, schedule, dense, expert, update.fixed_s, known)
+    parameters, update = _once(known.alike, kinds, updated)
+    norm_s, most = _once(known.alike, "shared", shared)
+    reduction, gather = _collectives(pricer, chunks, schedule, *parameters, update.fixed_s, known)
     tied = _tied_tables(pricer, kinds, schedule)
     reduce_s, gather_s = reduction.seconds + tied.seconds, gather.seconds
-    links = pricer.links
-    norm_s = small_all_reduce_s(pricer.cluster.n_gpus, links.gpus_per_node)
+    worst = (reduce_s + gather_s) * most + norm_s + update.worst_s
     total = reduce_s + norm_s + update.fixed_s + gather_s
-    worst = (
-        (reduce_s + gather_s) * (1.0 + collective_residual(pricer.profile, links.curves))
-        + norm_s
-        + update.worst_s
-    )
-    evidence = NO_EVIDENCE
-    if not bare:
+    cost = SyncCost(reduce_s, norm_s, update.fixed_s, gather_s, update.best_s, max(worst, total))
+    if not known.evidence:
+        return cost
+    stands_on = NO_EVIDENCE
+    if carried:
         shares = link_share_evidence(pricer.job) if pricer.cluster.n_gpus > 1 else NO_EVIDENCE
-        stands_on = (reduction.evidence, tied.evidence, gather.evidence, update.evidence, shares)
-        evidence = combined((part, 1.0) for part in stands_on)
-    norm = busiest_bytes("all_reduce", NORM_BYTES, pricer.cluster.n_gpus, links.gpus_per_node)
+        parts = (reduction.evidence, tied.evidence, gather.evidence, update.evidence, shares)
+        stands_on = combined((part, 1.0) for part in parts)
+    norm = busiest_bytes("all_reduce", NORM_BYTES, pricer.cluster.n_gpus, pricer.links.gpus_per_node)
     # A collective that is added to the step's end, or that runs once a micro-batch outside of the actions'
     # transfers, adds its bytes here.
-    moved = summed(
-        (part, 1.0)
-        for part in (
-            reduction.moved(REDUCTION),
-            tied.moved(TIED),
-            Moved(NORM, *norm),
-            gather.moved(GATHER),
-        )
-    )
-    return SyncCost(
-        reduce_s, norm_s, update.fixed_s, gather_s, update.best_s, max(worst, total), evidence, moved
-    )
+    rows = reduction.moved(REDUCTION), tied.moved(TIED), Moved(NORM, *norm), gather.moved(GATHER)
+    return replace(cost, evidence=stands_on, moved=summed((row, 1.0) for row in rows))
 
 
 def update_s(pricer: Pricer, chunks: RankChunks, schedule: Schedule) -> float:
@@ -176,7 +176,7 @@ def _collectives(
     dense: float,
     expert: float,
     update_s: float,
-    known: _Known | None,
+    known: Known,
 ) -> tuple[CostedSeconds, CostedSeconds]:
     """Exposed gradient reduction and parameter gather of a rank with (dense, expert) parameters.
 
@@ -274,20 +274,25 @@ def _over_groups(
     return left[0], left[1]
 
 
-_Chunk: TypeAlias = tuple[
-    tuple[float, float],
-    tuple[CostedSeconds, CostedSeconds],
-    tuple[tuple[float, float], tuple[float, float]],
-]
-"""Dense and expert parameters of a chunk, its collectives alone, and the seconds behind which they hide."""
+_Chunk: TypeAlias = tuple[tuple[float, float], tuple[CostedSeconds, CostedSeconds]]
+"""Dense and expert parameters of a chunk, and its collectives alone."""
+
+
+class _Chunks(NamedTuple):
+    """What pipeline ranks with equal chunks share of their reduction and gather."""
+
+    dense: float
+    """Dense parameters of the first chunk."""
+    others: float
+    """Share of the parameters that are not those."""
+    alone_s: tuple[tuple[float, ...], tuple[float, ...]]
+    slow_downs: tuple[OverlapSlowDown, OverlapSlowDown]
+    carried: tuple[CostedSeconds, CostedSeconds]
+    """Evidence and bytes of both collectives."""
 
 
 def exposed_by_chunk(
-    pricer: Pricer,
-    chunks: RankChunks,
-    schedule: Schedule,
-    update_s: float,
-    known: _Known | None = None,
+    pricer: Pricer, chunks: RankChunks, schedule: Schedule, update_s: float, known: Known
 ) -> tuple[CostedSeconds, CostedSeconds]:
     """Exposed reduction and gather of a rank as Megatron core buckets them (docs/model.md, eq. O12, O13).
 
@@ -295,45 +300,60 @@ def exposed_by_chunk(
     `known`: see `rank_step_end`.
     """
 
+    def passes_s() -> tuple[tuple[float, ...], ...]:
+        each = [_windows(pricer, chunk, schedule, known.of_plan) for chunk in chunks.chunks]
+        return tuple(tuple(fsum(window[i]) for window in each) for i in (0, 1))
+
+    size = pricer.scenario.software.bucket_size(pricer.layout.dp * pricer.scenario.parallel.cp)
+    assert size is not None  # Megatron's buckets have one
+    own: _Chunks = _once(known.alike, chunks.chunks, lambda: _chunks_of(pricer, chunks, known))
+    forwards, backwards = _once(known.of_plan, chunks.chunks, passes_s)
+    passes = min(schedule.pp, schedule.microbatches) if len(chunks.chunks) > 1 else 1
+    place = ChunkPlace(chunks.rank, passes, max(1, ceil(own.dense / size)))
+    (reduced_s, gathered_s), (slow, slows) = own.alone_s, own.slow_downs
+    exposed = (
+        exposed_reductions(ChunkTimes(reduced_s, backwards), place, slow),
+        exposed_gathers(ChunkTimes(gathered_s, forwards), place, slows, update_s * own.others),
+    )
+    reduction, gather = (c + CostedSeconds(s) for c, s in zip(own.carried, exposed, strict=True))
+    return reduction, gather
+
+
+def _chunks_of(pricer: Pricer, chunks: RankChunks, known: Known) -> _Chunks:
+    """Collectives of a rank's chunks, whatever its place; chunks alike are priced once."""
+
     def priced(chunk: tuple[BlockKind, ...]) -> _Chunk:
         dense, expert = (fsum(pricer.block_parameters(kind)[i] for kind in chunk) for i in (0, 1))
-        return (dense, expert), _alone(pricer, dense, expert, 1), _windows(pricer, chunk, schedule)
+        return (dense, expert), _alone(pricer, dense, expert, 1)
 
-    # Chunks alike are priced once.
-    each = {c: _once(known, ("chunk", c), partial(priced, c)) for c in dict.fromkeys(chunks.chunks)}
-    parameters, alone, windows = zip(*(each[chunk] for chunk in chunks.chunks), strict=True)
-    forwards, backwards = (tuple(fsum(window[i]) for window in windows) for i in (0, 1))
-    software, layout = pricer.scenario.software, pricer.layout
-    ranks = layout.dp * pricer.scenario.parallel.cp
-    size = software.bucket_size(ranks)
-    assert size is not None  # Megatron's buckets have one
-    passes = min(schedule.pp, schedule.microbatches) if len(chunks.chunks) > 1 else 1
-    place = ChunkPlace(chunks.rank, passes, max(1, ceil(fsum(parameters[0]) / size)))
+    each = {c: _once(known.alike, ("chunk", c), partial(priced, c)) for c in dict.fromkeys(chunks.chunks)}
+    parameters, alone = zip(*(each[chunk] for chunk in chunks.chunks), strict=True)
     kinds, lost = chunks.kinds, pricer.lost_beside_library
     names: tuple[tuple[RingOperation, ...], ...] = (("reduce_scatter",), ("all_gather",))
     if pricer.scenario.parallel.zero_stage == 0:
         names = (("reduce_scatter", "all_gather"), ("all_gather",))
     slow = [
-        _once(known, (name, kinds), partial(slow_down_by_compute, pricer, name, kinds, size, 1))
+        _once(known.alike, (name, kinds), partial(slow_down_by_compute, pricer, name, kinds, size, 1))
         for name, size in zip(names, _element_bytes(pricer), strict=True)
     ]
-    reductions, gathers = (ChunkTimes(tuple(chunk[i].seconds for chunk in alone), passed)
-                           for i, passed in ((0, backwards), (1, forwards)))  # fmt: skip
-    others = update_s * (1.0 - fsum(parameters[0]) / (fsum(map(fsum, parameters)) or 1.0))
-    exposed = (
-        exposed_reductions(reductions, place, OverlapSlowDown(lost, slow[0][0])),
-        exposed_gathers(gathers, place, OverlapSlowDown(lost, slow[1][0]), others),
-    )
-    reduction, gather = (
+    carried = [
         CostedSeconds(
-            exposed[i],
+            0.0,
             combined((part, 1.0) for part in (*(c[i].evidence for c in alone), slow[i][1])),
             fsum(chunk[i].nic_bytes for chunk in alone),
             fsum(chunk[i].scale_up_bytes for chunk in alone),
         )
         for i in (0, 1)
+        if known.evidence
+    ] or [CostedSeconds()] * 2
+    dense = fsum(parameters[0])
+    return _Chunks(
+        dense,
+        1.0 - dense / (fsum(map(fsum, parameters)) or 1.0),
+        (tuple(chunk[0].seconds for chunk in alone), tuple(chunk[1].seconds for chunk in alone)),
+        (OverlapSlowDown(lost, slow[0][0]), OverlapSlowDown(lost, slow[1][0])),
+        (carried[0], carried[1]),
     )
-    return reduction, gather
 
 
 def _tied_tables(pricer: Pricer, kinds: Sequence[BlockKind], schedule: Schedule) -> CostedSeconds:
@@ -406,27 +426,35 @@ def pass_seconds(pricer: Pricer, kind: BlockKind) -> tuple[float, float]:
 
 
 def _windows(
-    pricer: Pricer, kinds: Sequence[BlockKind], schedule: Schedule
+    pricer: Pricer, kinds: Sequence[BlockKind], schedule: Schedule, known: dict[Hashable, Any] | None = None
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """(compute, free) seconds of one forward and of one backward of a rank's blocks (docs/model.md, eq. O4).
 
     `free`: expert-parallel transfers outside of pairs, as far as they leave the port free that data-parallel
-    collectives fill: the NIC where these cross nodes, else the scale-up port.
+    collectives fill: the NIC where these cross nodes, else the scale-up port. `known`: `Known.of_plan`.
     """
-    seconds = {kind: pass_seconds(pricer, kind) for kind in sorted(set(kinds))}
+    known = {} if known is None else known
+    seconds = {k: _once(known, ("pass", k), partial(pass_seconds, pricer, k)) for k in sorted(set(kinds))}
     forward_s, backward_s = (fsum(seconds[kind][i] for kind in kinds) for i in (0, 1))
-    links, routed = pricer.links, [kind for kind in kinds if pricer.shape.block(kind).routed]
-    free = {True: 0.0, False: 0.0}
+    routed = [kind for kind in kinds if pricer.shape.block(kind).routed]
+    free = 0.0, 0.0
     if routed and not schedule.paired:
-        crosses = any(ring.ranks > ring.ranks_per_node for ring in rings(pricer, 1))
-        for (_, phase, _), cost in block_transfers(pricer, routed[0], ("alone",)).items():
-            filled_s = (
-                cost.nic_bytes / links.nic_bytes_per_s
-                if crosses and cost.nic_bytes
-                else 0.0
-                if crosses
-                else cost.scale_up_bytes / links.scale_up_bytes_per_s
-            )
-            free[phase.endswith(" F")] += cost.launch_s + max(0.0, cost.payload_s - filled_s)
+        free = _once(known, "free", partial(_free_seconds, pricer, routed[0]))
     count = len(routed)
-    return (forward_s, count * free[True]), (backward_s, count * free[False])
+    return (forward_s, count * free[0]), (backward_s, count * free[1])
+
+
+def _free_seconds(pricer: Pricer, routed: BlockKind) -> tuple[float, float]:
+    """Seconds of a block's transfers, forward and backward, that leave data-parallel collectives a port."""
+    links, free = pricer.links, {True: 0.0, False: 0.0}
+    crosses = any(ring.ranks > ring.ranks_per_node for ring in rings(pricer, 1))
+    for (_, phase, _), cost in block_transfers(pricer, routed, ("alone",)).items():
+        filled_s = (
+            cost.nic_bytes / links.nic_bytes_per_s
+            if crosses and cost.nic_bytes
+            else 0.0
+            if crosses
+            else cost.scale_up_bytes / links.scale_up_bytes_per_s
+        )
+        free[phase.endswith(" F")] += cost.launch_s + max(0.0, cost.payload_s - filled_s)
+    return free[True], free[False]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import fsum
 from typing import Literal, NamedTuple
@@ -29,6 +29,7 @@ from moesim.simulator.model.calls import Calls, calls_of, parameters_of
 from moesim.simulator.model.operator import BlockKind, Operator, Phase
 from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.model.repeated import checkpoints, feed_forward_checkpoints, repeated_communication
+from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.schedules import SCHEDULES
 from moesim.simulator.schedules.template import EP_PHASES
 
@@ -55,8 +56,7 @@ class HostTimes:
         return self.slowness * self.host.call_s(kind, forward, self.family, self.compiled)
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(NamedTuple):
     """Host seconds to launch a piece of work, and device seconds that it then takes."""
 
     host_s: float
@@ -179,7 +179,7 @@ def launch_stalls(
         )
     if software.host is None or "all" in software.cuda_graphs:
         return {}
-    host = load_host(pricer.scenario.path(software.host))
+    host = _host(pricer, software.host)
     note = f"host {host.name}: calls of {software.modules} are counted from the operator list"
     shared = polled_share(pricer)
     polled = (
@@ -208,6 +208,33 @@ def launch_stalls(
                         cost = replace(cost, fixed_s=fixed_s, host_s=part, worst_s=worst_s)
                     out[key] = replace(cost, evidence=cost.evidence | counted) if evidence else cost
     return out
+
+
+def least_host_s(pricer: Pricer, kind: BlockKind) -> tuple[float, float]:
+    """Least seconds of a block's forward and whole backward, those of the host's calls for its operators.
+
+    0 without a host. What pipeline, sharded parameters and checkpoints of modules add is left out.
+    """
+    software = pricer.scenario.software
+    if software.host is None or "all" in software.cuda_graphs:
+        return 0.0, 0.0
+    block, plan = pricer.shape.block(kind), pricer.scenario.parallel
+    times = host_times(pricer, _host(pricer, software.host), block)
+    routed = "gate" in {op.name for op in pricer.operators(kind).get("attn F", ())}
+    exchange: CallKind = "exchange" if software.modules == "torch" else "collective"
+
+    def least_s(forward: bool, phases: tuple[Phase, ...]) -> float:
+        parts = [s for phase in phases for _, s in _calls_of_phase(pricer, times, kind, phase, 0.0)]
+        if routed and plan.ep > 1:
+            parts += [times.call_s(exchange, forward) for phase in phases if phase in EP_PHASES]
+        return fsum(parts) + (not software.parameters_copied) * around_block_s(pricer, block, times, forward)
+
+    return least_s(True, FORWARD), least_s(False, BACKWARD)
+
+
+def _host(pricer: Pricer, name: str) -> Host:
+    """The host of a scenario, read once."""
+    return pricer.host_calls(("host", name), lambda: load_host(pricer.scenario.path(name)))
 
 
 def _compute_of_part(compute: Compute, kind: BlockKind, mode: Mode, part: Part) -> dict[PhaseKey, PhaseCost]:
@@ -298,10 +325,8 @@ def _pass(
     if drains:
         launches = [Launch(times.call_s("counts", True), 0.0), *launches[read:], *launches[:read]]
     elif held := next((n for n, launch in enumerate(launches, 1) if launch.reads), 0):
-        drains, launches = (
-            True,
-            [*launches[held:], *launches[: held - 1]],
-        )  # from one read to the next block's
+        # From one read to the next block's.
+        drains, launches = True, [*launches[held:], *launches[: held - 1]]
     return launches, drains
 
 
@@ -355,7 +380,7 @@ def _split(
     weights = sum(parameters_of(op) for op in operators) * times.call_s("split weights", False)
     total = fsum(launch.device_s for launch in whole.launches)
     share = 1.0 - device_s / total if total else 1.0  # of the device's time, left for the first part
-    inputs = tuple(replace(launch, device_s=launch.device_s * share) for launch in whole.launches)
+    inputs = tuple(launch._replace(device_s=launch.device_s * share) for launch in whole.launches)
     return (
         PassLaunches(inputs, whole.drains, "I", whole.waits_s, whole.blocking),
         PassLaunches((Launch(weights, device_s),), False, "W", 0.0, whole.blocking),
@@ -385,21 +410,30 @@ SPLIT = ("interleaved-zero-bubble", "zbv")
 
 
 def action_of(pricer: Pricer, block: BlockShape) -> PipelineAction | None:
-    """Eq. L6: the trainer's own work in an action, as a share of each block; None without a pipeline.
+    """Eq. L6: the trainer's own work in an action, as a share of each block; None without a pipeline."""
+    s = pricer.scenario
+    return None if block.layer is None else _action(s.software, s.parallel, s.schedule, pricer.shape.n_layers)
+
+
+def _action(software: Software, plan: ParallelPlan, schedule: str, n_layers: int) -> PipelineAction | None:
+    """What a pipeline adds to the host's work on a block of a layer.
 
     Megatron core's 1F1B without interleaving calls `torch.cuda.synchronize` behind every exchange
     (NVIDIA/Megatron-LM@core_r0.17.0 megatron/core/pipeline_parallel/p2p_communication.py, `batch_p2p_sync`).
     """
-    scenario, pp = pricer.scenario, pricer.scenario.parallel.pp
-    software, name = scenario.software, scenario.schedule
-    if pp == 1 or block.layer is None or software.modules == "transformer-engine":
+    if plan.pp == 1 or software.modules == "transformer-engine":
         return None
-    chunks = SCHEDULES[name].stages_per_rank or scenario.parallel.vpp
-    share = min(1.0, pp * chunks / pricer.shape.n_layers)
+    chunks = SCHEDULES[schedule].stages_per_rank or plan.vpp
+    share = min(1.0, plan.pp * chunks / n_layers)
     if software.modules == "megatron-core":
-        return PipelineAction("megatron action", share, name in ONE_STAGE, False)
-    kind: CallKind = "pipeline action" if name in ONE_STAGE else "runtime action"
-    return PipelineAction(kind, share, False, name in SPLIT)
+        return PipelineAction("megatron action", share, schedule in ONE_STAGE, False)
+    kind: CallKind = "pipeline action" if schedule in ONE_STAGE else "runtime action"
+    return PipelineAction(kind, share, False, schedule in SPLIT)
+
+
+def stalls_key(software: Software, plan: ParallelPlan, schedule: str, n_layers: int) -> Hashable:
+    """What decides launch stalls beside how a plan splits layers and what moves inside its step."""
+    return _action(software, plan, schedule, n_layers), software.parameters_copied and plan.zero_stage > 0
 
 
 # -- around blocks -----------------------------------------------------------------------------------
@@ -503,9 +537,7 @@ def _phase_launches(
     total = fsum(alone)
     factor = (price.seconds - price.exposed_s) / total if total else 0.0
     launches = []
-    operators = Same(pricer.operators(kind).get(phase, ()))
-    key = (operators, kind, phase, extra_s, times.family, times.slowness, times.compiled)
-    calls = pricer.host_calls(key, lambda: _operator_calls(pricer, times, kind, phase, extra_s))
+    calls = _calls_of_phase(pricer, times, kind, phase, extra_s)
     for (reads, host_s), seconds in zip(calls, alone, strict=True):
         launches += reads
         launches.append(Launch(host_s, seconds * factor))
@@ -516,6 +548,15 @@ def _phase_launches(
             seconds = times.call_s("megatron tensor", phase.endswith(" F"))
         launches.append(Launch(own * COLLECTIVES_PER_HALF * seconds, price.exposed_s))
     return launches
+
+
+def _calls_of_phase(
+    pricer: Pricer, times: HostTimes, kind: BlockKind, phase: Phase, extra_s: float
+) -> tuple[tuple[list[Launch], float], ...]:
+    """`_operator_calls`, once for the same operators and times."""
+    operators = Same(pricer.operators(kind).get(phase, ()))
+    key = (operators, kind, phase, extra_s, times.family, times.slowness, times.compiled)
+    return pricer.host_calls(key, lambda: _operator_calls(pricer, times, kind, phase, extra_s))
 
 
 def _operator_calls(

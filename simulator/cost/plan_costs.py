@@ -15,7 +15,8 @@ from moesim.simulator.cost.cost_table import (
     pipeline_send,
     with_collectives,
 )
-from moesim.simulator.cost.end_of_step import rank_step_ends, update_s
+from moesim.simulator.cost.end_of_step import Known, rank_step_ends, update_s
+from moesim.simulator.cost.launches import least_host_s, polled_share, stalls_key
 from moesim.simulator.cost.load_clock import at_clock
 from moesim.simulator.cost.pricing import Pricer, framework_copies
 from moesim.simulator.cost.table import (
@@ -205,8 +206,10 @@ class PlanCosts(OfJob):
             out: dict[PhaseKey, PhaseCost] = {}
             for kind in self.kinds:
                 if kind not in self.routed:
-                    key = ("block", share, kind, split, among)
-                    out |= self._once(key, partial(self._unrouted, pricer, kind, modes, share))
+                    # Blocks without a layer recompute nothing.
+                    own = share if self.shape.block(kind).layer else (*share[:3], "none", *share[4:])
+                    key = ("block", own, kind, split, among)
+                    out |= self._once(key, partial(self._unrouted, pricer, kind, modes, own))
                     continue
                 # Recompute beside the experts is that of the attention, so its kind must be the same.
                 like = next(k for k in self.routed if self._attention(k) == self._attention(kind))
@@ -262,6 +265,15 @@ class PlanCosts(OfJob):
                 )
         return CostTable(compute, {}, 0.0, 0.0, ())
 
+    def least_host_s(
+        self, plan: ParallelPlan, recipe: Precision, policy: Recompute
+    ) -> list[tuple[float, float]]:
+        """Least seconds of each block kind's forward and whole backward: those of the host's calls."""
+        if self.scenario.software.host is None:
+            return [(0.0, 0.0)] * len(self.kinds)
+        pricer = self.pricer(plan, recipe, self.arithmetic(policy))
+        return [least_host_s(pricer, kind) for kind in self.kinds]
+
     # -- whole tables ----------------------------------------------------------------------------------
 
     def table(
@@ -272,19 +284,19 @@ class PlanCosts(OfJob):
         Sends and ends of the step are `send_s` and `sync`.
         """
         # Collectives inside the step run over the replicas, whose number follows from the pipeline ranks.
-        sync, paired, host = self.gradient_sync(plan), schedule.paired, self.scenario.software.host
+        sync, paired, software = self.gradient_sync(plan), schedule.paired, self.scenario.software
         key = (
             "table", plan.tp, plan.cp, plan.ep, plan.expert_tp, plan.microbatch, plan.sequence_parallel,
             self.number(recipe), self.arithmetic(policy), sms, paired,
             (plan.zero_stage, plan.pp, sync) if sync.inside_step else (), *framework_copies(plan, self.job),
-            () if host is None else (plan.zero_stage, plan.pp, plan.vpp, schedule.name),
+            () if software.host is None else stalls_key(software, plan, schedule.name, self.shape.n_layers),
         )  # fmt: skip
         return self._once(key, partial(self._table, plan, recipe, policy, sms, schedule))
 
     def _table(
         self, plan: ParallelPlan, recipe: Precision, policy: Recompute, sms: int, schedule: Schedule
     ) -> CostTable:
-        sync, host, paired = self.gradient_sync(plan), self.scenario.software.host, schedule.paired
+        sync, software, paired = self.gradient_sync(plan), self.scenario.software, schedule.paired
         own_sms = sms if self.repeats_transfers(plan, policy) else None
         compute = dict(self.compute(plan, recipe, policy, ("alone",), own_sms))
         transfer = self.transfers(plan, recipe, sms, "alone")
@@ -292,20 +304,23 @@ class PlanCosts(OfJob):
         if paired:
             compute |= self.compute(plan, recipe, policy, modes[1:], sms)
             transfer |= self.transfers(plan, recipe, sms, "overlapped")
-        changed = host is not None or self.scenario.communication.overlap_shared_experts
+        changed = software.host is not None or self.scenario.communication.overlap_shared_experts
         if sync.inside_step or changed or self.profile.power is not None:
             pricer = self.pricer(plan, recipe, policy, sms, schedule.name)
-            about = (modes, plan.tp, plan.cp, plan.microbatch, plan.sequence_parallel)
+            about: Key = (
+                modes, plan.tp, plan.cp, plan.microbatch, plan.sequence_parallel,
+                (plan.zero_stage, plan.pp, sync) if sync.inside_step else (),
+            )  # fmt: skip
+            if software.host is not None:
+                stalls = stalls_key(software, plan, schedule.name, self.shape.n_layers)
+                about = (*about, polled_share(pricer), stalls)
             for kind in self.kinds:
                 step = partial(inside_step, pricer, kind, compute, transfer, modes, evidence=self.evidence)
-                # A block that sends nothing depends on its own compute and its tokens.
-                sends = kind in self.routed or sync.inside_step or host is not None
-                inside = step() if sends else self._once_for(kind, compute, about, step)
+                # A block without experts depends on its own compute, its tokens, its replicas and the host.
+                inside = step() if kind in self.routed else self._once_for(kind, compute, about, step)
                 compute |= inside[0]
                 transfer |= inside[1]
-        return CostTable(
-            compute, transfer, 0.0, 0.0, (), True, not sync.hidden, self.scenario.software.gathers_wait
-        )
+        return CostTable(compute, transfer, 0.0, 0.0, (), True, not sync.hidden, software.gathers_wait)
 
     def transfers(
         self, plan: ParallelPlan, recipe: Precision, sms: int, mode: Mode
@@ -357,9 +372,10 @@ class PlanCosts(OfJob):
         shared: Key = (
             plan.tp, plan.ep, plan.expert_tp, plan.pp, zero, self.number(recipe), len(schedule.routes)
         )  # fmt: skip
+        alike = shared
         if sync.hidden:
             passes = min(schedule.pp, schedule.microbatches) if plan.vpp > 1 else 1
-            shared = (*shared, plan.cp, plan.microbatch, self.arithmetic(policy), passes)
+            shared = (*shared, plan.cp, plan.microbatch, self.arithmetic(policy), passes, schedule.paired)
             shared = (*shared, *framework_copies(plan, self.job))
             shared = (*shared, sms if plan.ep > 1 and self.routed else None)
         place = id(schedule), id(stages)
@@ -374,7 +390,9 @@ class PlanCosts(OfJob):
             missing = [chunks for chunks in dict.fromkeys(ranks) if chunks not in ends]
             if missing:
                 pricer = self.pricer(plan, recipe, self.arithmetic(policy), sms)
-                ends |= rank_step_ends(pricer, missing, schedule)
+                of_plan = self._once(("ends of plan", shared), dict[Hashable, Any])
+                known = Known(of_plan, self._once(("ends alike", alike), dict[Hashable, Any]), self.evidence)
+                ends |= rank_step_ends(pricer, missing, schedule, known)
             return tuple(ends[chunks] for chunks in ranks)
 
         return self._once(("sync", shared, place), made)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -23,12 +23,14 @@ from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.planner.closed_form import ACTIONS, LayerSplit, action_seconds
-from moesim.simulator.planner.expert_loads import ExpertLoads
+from moesim.simulator.planner.expert_loads import ExpertLoads, clock_lag_of
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.placements import Placement
 from moesim.simulator.planner.replay import Key, Pattern
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
+
+T = TypeVar("T")
 
 STANDARD_ERRORS = 3.0
 """Standard errors by which a bound lets the mean of a rank's drawn GPU speeds lie below one."""
@@ -53,7 +55,9 @@ class BoundBook:
     _compute: dict[tuple[LayerSplit, float], FloatArray] = field(init=False, default_factory=dict)
     _transfer: dict[tuple[LayerSplit, float], FloatArray] = field(init=False, default_factory=dict)
     _sharded: dict[tuple[object, ...], tuple[float, float, float]] = field(init=False, default_factory=dict)
-    _inside: dict[tuple[int, ...], tuple[Sequence[Frame], bool]] = field(init=False, default_factory=dict)
+    _frames: Sequence[Frame] = field(init=False, default=())
+    """Frames that were asked for last, whose layouts share `_of_frames`."""
+    _of_frames: dict[object, Any] = field(init=False, default_factory=dict)
     _plans: dict[tuple[int, int], tuple[ParallelPlan, ParallelPlan]] = field(init=False, default_factory=dict)
 
     @property
@@ -71,9 +75,10 @@ class BoundBook:
         return self.loads.least_kept(frame, self.placements)
 
     def compute(self, plan: ParallelPlan, kept: float = 1.0) -> FloatArray:
-        """Seconds of a block alone [precisions, classes, block kinds, F I W, compute or small kernels].
+        """Seconds of a block alone [precisions, classes, block kinds, F I W host, compute or small kernels].
 
-        `kept`: share of the routed rows that are computed.
+        In the place of the host stand the least seconds of the forward and of the whole backward, those of
+        its calls. `kept`: share of the routed rows that are computed.
         """
         cell = LayerSplit.of(plan), kept
         if cell not in self._compute:
@@ -84,7 +89,15 @@ class BoundBook:
                     for policy in self.classes
                 ]
                 rows.append(
-                    [[_actions(action_seconds(t, k, kept)) for k in self.costs.kinds] for t in tables]
+                    [
+                        [
+                            [*_actions(action_seconds(t, k, kept)), host]
+                            for k, host in zip(
+                                self.costs.kinds, self.costs.least_host_s(plan, recipe, policy), strict=True
+                            )
+                        ]
+                        for t, policy in zip(tables, self.classes, strict=True)
+                    ]
                 )
             self._compute[cell] = np.array(rows)
         return self._compute[cell]
@@ -166,24 +179,56 @@ class BoundBook:
         sent = fastest * np.array([kind in self.costs.routed for kind in self.costs.kinds])
         return np.asarray(np.maximum(own, sent) if paired else own + sent)
 
-    def step(self, frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment) -> FloatArray:
+    def _once_for(self, frames: Sequence[Frame], about: object, make: Callable[[], T]) -> T:
+        """What `make` gives for a list of frames, which nothing changes, once for all of their layouts."""
+        if self._frames is not frames:
+            self._frames, self._of_frames = frames, {}
+        if about not in self._of_frames:
+            self._of_frames[about] = make()
+        value: T = self._of_frames[about]
+        return value
+
+    def _inputs(
+        self, frames: Sequence[Frame]
+    ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]:
+        """Compute, transfers, numbers of micro-batches, least clock and closed-form lag of frames."""
+        kept = [self.least_kept(f) for f in frames]
+        compute = np.array([self.compute(f.plan, k) for f, k in zip(frames, kept, strict=True)])
+        transfer = np.array([self.transfer(f.plan, k) for f, k in zip(frames, kept, strict=True)])
+        cv = self.costs.scenario.variation.clock_cv.value
+        slow = [1.0 - STANDARD_ERRORS * cv / np.sqrt(members_per_program(f.layout)) for f in frames]
+        count = np.array([f.microbatches for f in frames], dtype=np.float64)
+        lag = np.array([1.0 + clock_lag_of(self.costs.scenario, f) for f in frames])[
+            :, None, None, None, None, None
+        ]
+        return compute, transfer, count, np.maximum(slow, 0.0)[:, None, None, None], lag
+
+    def step(
+        self,
+        frames: Sequence[Frame],
+        pattern: Pattern,
+        assignment: StageAssignment,
+        *,
+        of_closed_form: bool = False,
+    ) -> FloatArray:
         """Least seconds of a step [frames, precisions, classes, sms, ZeRO stages] (eq. P1).
 
         The bound is the longest time of a few ranks. Each adds up the forwards before its first action, its
         own work alone on all SMs with even loads and without dropped rows, the input gradients after its
         last one, and the end of the step. An overlapped pair takes the longer of its compute and its
-        transfers. Sends, skew and interference only add to that.
+        transfers. Sends, skew and interference only add to that. `of_closed_form`: least seconds of the
+        closed form only, in which GPUs lag as much as is expected, and no action is shorter than its host's
+        calls.
         """
-        kept = [self.least_kept(f) for f in frames]
-        compute = np.array([self.compute(f.plan, k) for f, k in zip(frames, kept, strict=True)])
-        transfer = np.array([self.transfer(f.plan, k) for f, k in zip(frames, kept, strict=True)])
+        compute, transfer, count, least, lag = self._once_for(frames, "inputs", partial(self._inputs, frames))
+        if of_closed_form:
+            compute, least = (
+                np.concatenate([compute[..., :-1, :] * lag, compute[..., -1:, :]], -2),
+                np.ones(()),
+            )
         order = self.costs.scenario.communication.order_of(pattern.name)
         streams = pattern.paired and order.lone_backward == "streams"
-        stages = _Stages(self.costs, assignment, compute, transfer, streams)
-        count = np.array([f.microbatches for f in frames], dtype=np.float64)
-        cv = self.costs.scenario.variation.clock_cv.value
-        slow = [1.0 - STANDARD_ERRORS * cv / np.sqrt(members_per_program(f.layout)) for f in frames]
-        least = np.maximum(slow, 0.0)[:, None, None, None]
+        stages = _Stages(self.costs, assignment, compute, transfer, streams, of_closed_form)
         reduce, update = self._ends(frames, pattern, assignment)
         best: FloatArray | None = None
         for rank in sorted({0, 1, pattern.pp // 2, pattern.pp - 2, pattern.pp - 1} & set(range(pattern.pp))):
@@ -227,13 +272,18 @@ class BoundBook:
         return np.array([seen[key][0] for key in keys]), np.array([seen[key][1] for key in keys])
 
     def with_sharding(
-        self, frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment
+        self,
+        frames: Sequence[Frame],
+        pattern: Pattern,
+        assignment: StageAssignment,
+        *,
+        of_closed_form: bool = False,
     ) -> FloatArray:
         """Least seconds of a step, also by the collectives over replicas inside it (eq. P1).
 
-        The axes are those of `step`.
+        Axes and `of_closed_form` are those of `step`.
         """
-        bound = self.step(frames, pattern, assignment)
+        bound = self.step(frames, pattern, assignment, of_closed_form=of_closed_form)
         for z, stage in enumerate(self.zero_stages):
             if self._inside_step(frames, stage) and not (pattern.paired and stage == 3):
                 moved = self.sharded(frames, pattern, assignment, stage)[:, :, None, :]
@@ -242,14 +292,9 @@ class BoundBook:
 
     def _inside_step(self, frames: Sequence[Frame], zero_stage: int) -> bool:
         """Whether collectives over replicas run inside the step of any of the frames."""
-        key = (*map(id, frames), zero_stage)
-        if key not in self._inside:  # the entry keeps the frames alive, and so their ids
-            software = self.costs.scenario.software
-            synced = (
-                GradientSync.of(self._staged(f.plan, zero_stage), software, f.microbatches) for f in frames
-            )
-            self._inside[key] = frames, any(sync.inside_step for sync in synced)
-        return self._inside[key][1]
+        software = self.costs.scenario.software
+        synced = (GradientSync.of(self._staged(f.plan, zero_stage), software, f.microbatches) for f in frames)
+        return self._once_for(frames, zero_stage, lambda: any(sync.inside_step for sync in synced))
 
     def _staged(self, plan: ParallelPlan, zero_stage: int) -> ParallelPlan:
         """The plan at a ZeRO stage."""
@@ -272,6 +317,16 @@ class BoundBook:
             self._sharded[key] = first, second, third
         return self._sharded[key]
 
+    def _sharded_prices(self, frames: Sequence[Frame], zero_stage: int) -> FloatArray:
+        """`_sharded_s` of frames of one schedule [frames, precisions, block kinds, collectives]."""
+        of_frames = [(f.plan.tp, f.plan.ep, f.plan.expert_tp, f.microbatches > 1) for f in frames]
+        plans = {key: self._staged(f.plan, zero_stage) for key, f in zip(of_frames, frames, strict=True)}
+        each = {
+            key: np.array([[self._sharded_s(plan, r, k) for k in self.costs.kinds] for r in self.recipes])
+            for key, plan in plans.items()
+        }
+        return np.array([each[key] for key in of_frames])
+
     def sharded(
         self, frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment, zero_stage: int
     ) -> FloatArray:
@@ -280,16 +335,9 @@ class BoundBook:
         They run one after the other on a stream of their own.
         """
         kinds = self.costs.kinds
-        of_frames = [(f.plan.tp, f.plan.ep, f.plan.expert_tp, f.microbatches > 1) for f in frames]
-        plans = {
-            key: self._staged(f.plan, zero_stage)
-            for key, f in zip(of_frames, frames, strict=True)  # all of one schedule
-        }
-        each = {
-            key: np.array([[self._sharded_s(plan, r, k) for k in kinds] for r in self.recipes])
-            for key, plan in plans.items()
-        }
-        price = np.array([each[key] for key in of_frames])
+        price = self._once_for(
+            frames, ("sharded", zero_stage), partial(self._sharded_prices, frames, zero_stage)
+        )
         count = np.array([f.microbatches for f in frames], dtype=np.float64)
         most = np.zeros((len(frames), len(self.recipes), len(self.sms)))
         for first, last in zip(pattern.counts[0], pattern.counts[-1], strict=True):
@@ -346,8 +394,10 @@ class _Stages:
         compute: FloatArray,
         transfer: FloatArray,
         lone_on_streams: bool,
+        host: bool,
     ) -> None:
         self.compute, self.transfer, self.lone_on_streams = compute, transfer, lone_on_streams
+        self.host = host
         kinds = costs.kinds
         self.counts = np.array(
             [[sum(b.kind == kind for b in stage) for kind in kinds] for stage in assignment.stages],
@@ -365,8 +415,13 @@ class _Stages:
         if key not in self._seconds:
             total = sum(self._work(use, stage, 0) + self._work(use, stage, 1) for use in ACTIONS_OF[kind])
             moved = sum(self._moved(use, stage) for use in ACTIONS_OF[kind] if use != "W")
-            join = np.maximum if kind == "B" and self.lone_on_streams else np.add
-            self._seconds[key] = join(np.asarray(total)[:, :, :, None], np.asarray(moved))
+            beside = kind == "B" and self.lone_on_streams
+            join = np.maximum if beside else np.add
+            seconds = join(np.asarray(total)[:, :, :, None], np.asarray(moved))
+            if self.host:  # transfers hide launches of their own pass, also where compute runs beside them
+                least = self._host(kind, stage) - np.asarray(moved) * beside
+                seconds = np.maximum(seconds, least)
+            self._seconds[key] = seconds
         return self._seconds[key]
 
     def pair(self, weights: bool, forward: int, backward: int) -> FloatArray:
@@ -379,11 +434,27 @@ class _Stages:
             moved = sum(self._moved(use, stage) for use, stage in uses if use != "W")
             streams = np.asarray(work)[:, :, :, None], np.asarray(small)[:, :, :, None] + np.asarray(moved)
             self._seconds[key] = np.maximum(*streams)
+            if self.host:
+                least = self._host("F", forward) + self._host("B", backward) * weights
+                self._seconds[key] = np.maximum(self._seconds[key], least)
         return self._seconds[key]
+
+    def _host(self, action: str, stage: int) -> FloatArray:
+        """Least seconds of an action by the calls of the host [frames, precisions, classes, 1].
+
+        0 for the parts of a split backward, over which it depends on the trainer how its calls are spread.
+        """
+        if action not in ("F", "B"):
+            return np.zeros(())
+        each = self.compute[:, :, :, :, len(ACTIONS), ("F", "B").index(action)]
+        return self._of_stage(each, stage)[..., None]
 
     def _work(self, action: str, stage: int, part: int) -> FloatArray:
         """Seconds of compute (part 0) or transfers' small kernels (part 1) [frames, precisions, classes]."""
-        each = self.compute[:, :, :, :, ACTIONS.index(action), part]
+        return self._of_stage(self.compute[:, :, :, :, ACTIONS.index(action), part], stage)
+
+    def _of_stage(self, each: FloatArray, stage: int) -> FloatArray:
+        """The sum over the blocks of a stage [frames, precisions, classes] of seconds of each kind."""
         counts = self.counts[stage]
         by_kind = (each[..., k] * counts[k] for k in range(len(counts)) if counts[k])
         return sum(by_kind, np.zeros(each.shape[:-1]))

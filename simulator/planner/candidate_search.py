@@ -154,12 +154,12 @@ class CandidateSearch:
         below `at_least_s`, has been estimated.
         """
         c = self.candidates
-        order = np.argsort(c.bound, kind="stable")
+        order = np.argsort(c.least_s, kind="stable")
         done, evaluated, share = 0, 0, 0.0
         ahead = BATCH * max(1, min(MOST_AHEAD, families // FAMILIES_A_BATCH))
         open_ = ahead
         limit = float("inf")
-        while done < len(order) and c.bound[order[done]] <= max(limit, at_least_s):
+        while done < len(order) and c.least_s[order[done]] <= max(limit, at_least_s):
             if self.estimated >= MOST_ESTIMATES:
                 self.capped = True
                 break
@@ -178,10 +178,10 @@ class CandidateSearch:
             best = self.best_of_families()
             limit = c.time_s[best[min(families, len(best)) - 1]] if len(best) >= families else float("inf")
             if np.isfinite(limit):
-                open_ = int(np.searchsorted(c.bound[order], max(limit, at_least_s)))
+                open_ = int(np.searchsorted(c.least_s[order], max(limit, at_least_s)))
             share = min(1.0, done / max(1, open_))
             say(share, self._done())
-        return float(c.bound[order[done]]) if done < len(order) else float("inf")
+        return float(c.least_s[order[done]]) if done < len(order) else float("inf")
 
     def _done(self) -> str:
         """What the search has done, for its progress."""
@@ -228,8 +228,8 @@ class CandidateSearch:
             most = FRONT_SPAN * c.time_s[known].min() if len(known) else np.inf
             steps = staircase(*self._points()[:2])
             # A plan that is excluded once stays excluded.
-            open_ = open_[np.isnan(c.time_s[open_]) & (c.bound[open_] <= most)]
-            open_ = open_[~dominated(c.memory[open_], c.bound[open_], steps)]
+            open_ = open_[np.isnan(c.time_s[open_]) & (c.least_s[open_] <= most)]
+            open_ = open_[~dominated(c.memory[open_], c.least_s[open_], steps)]
             if not len(open_):
                 break
             text = f"{self._done()}; looking for trade-offs with memory"
@@ -237,7 +237,7 @@ class CandidateSearch:
             # The first round excludes most plans; from then on they become fewer at a steady pace.
             share = 0.0 if len(left) < 3 else 1.0 - left[-1] / left[1]
             alive = partial(_within, say, share, share, text)
-            layers = _lowest(open_, c.memory[open_], c.bound[open_])
+            layers = _lowest(open_, c.memory[open_], c.least_s[open_])
             lowest = next(layers)
             if any((n, p) not in self._seconds for n in lowest for p in c.placements_of(n)):
                 # The layers behind are the next rounds, but for plans that this one will exclude.

@@ -147,6 +147,7 @@ class _Gathering:
         self.groups: list[FrameGroup] = []
         self.legal = self.fitting = 0
         self._parts: list[tuple[FloatArray, ...]] = []
+        self._least: list[FloatArray] = []
         self._families = 0
         self._nearest: dict[str, tuple[float, str]] = {}
         """The nearest miss of the plans refused for their memory, as (bytes, label) by reason."""
@@ -200,8 +201,28 @@ class _Gathering:
                 *(column.ravel()[keep].astype(np.float64) for pair in pairs for column in pair),
             )
         )
+        self._least.append(self._of_closed_form(group, counted, keep))
         self._families += len(group.frames)
         self.groups.append(group)
+
+    def _of_closed_form(self, group: FrameGroup, counted: _Counted, keep: IntArray) -> FloatArray:
+        """Bounds of the closed forms of the plans that are kept, which matter where a host delays work."""
+        bound = counted.bound.reshape(len(self.replicas), -1)[:, keep]
+        software = self.bounds.costs.scenario.software
+        # Where autograd adds gradients up, calls depend on the ZeRO stage, and a frame has all stages.
+        if software.host is None or software.weight_gradients == "written" or not len(keep):
+            return np.asarray(bound[0])
+        least = np.full(len(keep), np.inf)
+        for k, own in enumerate(bound):  # another number of replicas may have another layout
+            layouts = np.where(np.isfinite(own), counted.layout[k].ravel()[keep], -1)
+            for n in set(layouts.tolist()) - {-1}:
+                mine = np.nonzero(layouts == n)[0]
+                frames, place = np.unique(keep[mine] // self.space.inner, return_inverse=True)
+                chosen = [group.frames[frame] for frame in frames]
+                each = self.bounds.with_sharding(chosen, group.pattern, group.layouts[n], of_closed_form=True)
+                inner = each[:, :, self.bounds.class_of].reshape(len(frames), -1)
+                least[mine] = np.minimum(least[mine], inner[place, keep[mine] % self.space.inner])
+        return np.asarray(np.maximum(least, bound[0]))
 
     def candidates(self, costs: dict[tuple[int, bool], PlanCosts]) -> Candidates:
         """All plans that were kept, as arrays."""
@@ -216,6 +237,7 @@ class _Gathering:
             layout=np.array(columns[4::2]).astype(np.int8),
             memory=np.min(columns[5::2], axis=0),
             bound=columns[2],
+            least_s=np.concatenate([*self._least, np.zeros(0)]),
             family=columns[3].astype(np.int32),
             time_s=np.full(len(columns[0]), np.nan),
             refused=self.refused,

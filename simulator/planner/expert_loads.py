@@ -55,15 +55,7 @@ class MemberLag:
 
 def member_lag_of(scenario: Scenario, shape: ModelShape, frame: Frame) -> MemberLag:
     """The lag of a plan's slowest member from clocks, jitter and expert load (eq. R3)."""
-    n, sync = (
-        members_per_program(frame.layout),
-        GradientSync.of(frame.plan, scenario.software, frame.microbatches),
-    )
-    z = expected_maximum(n)
-    # All GPUs of a pipeline rank meet at the end of the step, so the slowest decides (eq. E1b).
-    clock = expected_maximum(frame.layout.gpus_per_pipeline_rank) * scenario.variation.clock_cv.value
-    # Behind a member are GPUs that meet in every layer, so a phase lasts as long as on the latest (E1a).
-    clock += expected_maximum(gpus_in_step(frame.layout, sync)) * scenario.variation.jitter_cv.value
+    z, clock = expected_maximum(members_per_program(frame.layout)), clock_lag_of(scenario, frame)
     if frame.plan.ep == 1 or shape.moe is None:
         return MemberLag(clock, 0.0, 0.0, 0.0, 0.0)
     plan = frame.plan
@@ -80,6 +72,15 @@ def member_lag_of(scenario: Scenario, shape: ModelShape, frame: Frame) -> Member
         z * load,
         expected_maximum(nodes) * load / sqrt(per_node),
     )
+
+
+def clock_lag_of(scenario: Scenario, frame: Frame) -> float:
+    """The part of a plan's lag that lasts, `MemberLag.clock`."""
+    sync = GradientSync.of(frame.plan, scenario.software, frame.microbatches)
+    # All GPUs of a pipeline rank meet at the end of the step, so the slowest decides (eq. E1b).
+    clock = expected_maximum(frame.layout.gpus_per_pipeline_rank) * scenario.variation.clock_cv.value
+    # Behind a member are GPUs that meet in every layer, so a phase lasts as long as on the latest (E1a).
+    return clock + expected_maximum(gpus_in_step(frame.layout, sync)) * scenario.variation.jitter_cv.value
 
 
 SAMPLED_MICROBATCHES = 4

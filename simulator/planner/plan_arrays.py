@@ -40,7 +40,8 @@ class Candidates:
     `replicas`: numbers of redundant experts of the placements, fewest first. `layout` and `bytes_of` are
     [replicas, plans]; bytes are infinite if the plan does not fit. `memory`, `placement` and `time_s` belong
     to the fastest placement once the search has tried them (before that they hold the least bytes, 0 and
-    NaN). `others` holds the slower placements that were tried, as (seconds, bytes, placement).
+    NaN). `least_s`, no less than `bound`, is a bound of the closed form alone, by which plans are excluded.
+    `others` holds the slower placements that were tried, as (seconds, bytes, placement).
     """
 
     space: Space
@@ -50,6 +51,7 @@ class Candidates:
     layout: npt.NDArray[np.int8]
     memory: FloatArray
     bound: FloatArray
+    least_s: FloatArray
     family: npt.NDArray[np.int32]
     time_s: FloatArray
     refused: Refusals

@@ -14,6 +14,7 @@ from moesim.hwmodels.arrays import BoolArray
 from moesim.hwmodels.errors import InfeasibleError
 from moesim.simulator.model.recompute import parse_recompute, recompute_label
 from moesim.simulator.model.repeated import modules_of_model
+from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.placements import placement_name
 from moesim.simulator.planner.plan_arrays import inner_axes
@@ -39,6 +40,10 @@ class TrainerLimits:
 
     trainer: Trainer
     scenario: Scenario
+
+    @cached_property
+    def _shape(self) -> ModelShape:
+        return self.scenario.shape  # which looks its model up anew each time
 
     @cached_property
     def _given(self) -> Mapping[str, Any]:
@@ -83,8 +88,8 @@ class TrainerLimits:
         update: dict[str, Any] = {"precision": tuple(dict.fromkeys(recipes))}
         if wanted.recompute is None and "recompute" in self.trainer.search:
             # The trainer's choices whose modules the model has.
-            have = modules_of_model(self.scenario.shape)
-            search, dense = self.trainer.search, self.scenario.shape.moe is None
+            have = modules_of_model(self._shape)
+            search, dense = self.trainer.search, self._shape.moe is None
             texts = search["recompute_dense" if dense and "recompute_dense" in search else "recompute"]
             choices = map(parse_recompute, texts)
             update["recompute"] = tuple(
@@ -156,10 +161,11 @@ class TrainerLimits:
         """Whether the trainer can run each plan [frames, precisions, policies, sms, ZeRO stages]."""
         runs = self._by_rules(frames, space, refused)
         known = self._given.keys() | self._of_frame_names
+        values = [self._frame_values(frame) for frame in frames]
         for entry in self.trainer.exclusions:
             axes = [axis for axis in INNER if entry.reads & self._axes[axis]]
             if axes and not (len(axes) == 1 and entry.reads <= self._given.keys() | self._axes[axes[0]]):
-                excluded = self._excluded(entry, frames, space, known)
+                excluded = self._excluded(entry, values, space, known)
                 refused.add(
                     self._text(entry.because),
                     int((runs & excluded).sum()) * len(space.placement),
@@ -194,12 +200,19 @@ class TrainerLimits:
         return runs
 
     def _excluded(
-        self, entry: Exclusion, frames: Sequence[Frame], space: Space, known: frozenset[str] | set[str]
+        self,
+        entry: Exclusion,
+        frames: Sequence[Mapping[str, Any]],
+        space: Space,
+        known: frozenset[str] | set[str],
     ) -> BoolArray:
-        """Plans [frames, ...] that one entry excludes: every condition is one array along its own axis."""
+        """Plans [frames, ...] that one entry excludes: every condition is one array along its own axis.
+
+        `frames`: the values of each frame.
+        """
         whole = np.ones((len(frames), *inner_axes(space)), dtype=bool)
         part = replace(entry, when={k: c for k, c in entry.when.items() if k in known})
-        hit = np.array([part.applies(self._frame_values(frame)) for frame in frames], dtype=bool)
+        hit = np.array([part.applies(values) for values in frames], dtype=bool)
         whole &= hit[:, None, None, None, None]
         for number, axis in enumerate(INNER, start=1):
             conditions = {k: c for k, c in entry.when.items() if k in self._axes[axis]}
@@ -215,7 +228,7 @@ class TrainerLimits:
         plan, layout = frame.plan, frame.layout
         return {
             **self._given,
-            **plan_values(self.scenario.shape, plan, frame.schedule, self.trainer.project),
+            **plan_values(self._shape, plan, frame.schedule, self.trainer.project),
             **batch_values(plan, layout.n_gpus // (plan.tp * plan.cp * plan.pp), frame.microbatches),
         }
 

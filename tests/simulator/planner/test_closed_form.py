@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from planner_jobs import candidates_of
+from planner_jobs import candidates_of, small_job
 
 from moesim.simulator.cost.cost_table import cost_table
 from moesim.simulator.cost.plan_costs import PlanCosts
@@ -141,6 +141,20 @@ def test_the_closed_form_is_near_the_engine_and_above_the_bound(
         label = found.axes(number)[0].label
         assert found.bound[number] <= simulated, label
         assert found.time_s[number] == pytest.approx(simulated, rel=0.05), label
+
+
+@pytest.mark.parametrize("framework", ["megatron-core-0.17", "deepspeed-0.19"])
+def test_no_closed_form_is_below_its_own_bound_which_counts_calls_of_the_host(framework: str) -> None:
+    wanted = PlanSpace(
+        tp=(1, 2), pp=(4,), ep=(8,), cp=(1,), vpp=(2,), microbatch=(1,), zero_stage=(1, 3),
+        schedule=("1f1b", "interleaved-1f1b", "dualpipev"), recompute=("full",), precision=("bf16",),
+        sms=(20,),
+    )  # fmt: skip
+    found, study = candidates_of(small_job(f"software.framework={framework}"), wanted)
+    study.estimate(range(len(found.bound)))
+    assert (found.bound <= found.least_s).all()
+    assert (found.least_s <= found.time_s).all()
+    assert (found.least_s > found.bound).any()
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from moesim.simulator.common.processes import (
 )
 from moesim.simulator.cost.plan_costs import PlanCosts
 from moesim.simulator.layout.job import resolve
+from moesim.simulator.layout.stages import blocks_of, from_layers_per_stage
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.planner.bound import BoundBook
@@ -84,6 +85,21 @@ COPYING = ("software.parameters_copied=true", "software.single_groups_copied=tru
 SPLITS = list(product((1, 2), (1, 2), (1, 8, 16), (1, 2)))
 """Tensor, context and expert parallelism, and tensor parallelism inside of experts."""
 POLICIES: tuple[Recompute, ...] = ("none", "full", "selective", "deepseek-v3")
+
+
+def test_ends_of_a_schedule_are_those_of_costs_which_computed_no_other_schedule() -> None:
+    """Transfers leave the port of gradients free only outside of pairs."""
+    changes = ["parallel.pp=8", "parallel.vpp=2", "parallel.ep=16", "parallel.zero_stage=1"]
+    scenario = load_scenario("qwen3-235b-a22b-256xh100", changes)
+    job, plan = resolve(scenario), scenario.parallel
+    stages = from_layers_per_stage(blocks_of(job.shape), (6,) * 14 + (5, 5))
+    schedules = [build(name, 8, 16, 2) for name in ("interleaved-1f1b", "interleaved-1f1b-overlapped")]
+    costs = PlanCosts(job)
+    ends = [costs.sync(plan, scenario.recipe, "none", schedule, stages, 20) for schedule in schedules]
+    alone = [
+        PlanCosts(job).sync(plan, scenario.recipe, "none", schedule, stages, 20) for schedule in schedules
+    ]
+    assert ends == alone and ends[0] != ends[1]
 
 
 @pytest.mark.parametrize("software", [(), COPYING, ("communication.gemm_margin=24",)])
