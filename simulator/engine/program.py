@@ -20,7 +20,7 @@ from moesim.simulator.cost.table import CostTable, PhaseCost, TransferCost
 from moesim.simulator.engine.link_map import Demand, LinkMap
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.schedules import Schedule
-from moesim.simulator.schedules.template import WEIGHT_OF, OverlapOrder, Stream
+from moesim.simulator.schedules.template import WEIGHT_OF, OverlapOrder, Stream, Template
 
 # -- durations -------------------------------------------------------------------------------------
 
@@ -269,12 +269,15 @@ class TemplatePart:
     """What does not depend on the pipeline rank that runs a template.
 
     `tasks`: the tasks without the durations of their transfers, whose positions are in `transfers`.
+    `template`: what they were made from, at the stages `stages` of both sides.
     """
 
     tasks: tuple[CompiledTask, ...]
     transfers: tuple[int, ...]
     microbatches: int
     members: int
+    template: Template
+    stages: tuple[int, int]
 
     @cached_property
     def columns(self) -> TemplateColumns:

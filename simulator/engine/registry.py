@@ -10,9 +10,12 @@ from moesim.simulator.engine.compiled.engine import (
     TASKS_BEFORE,
     AutomaticEngine,
     CompiledEngine,
+    repeated,
     start_in_background,
 )
 from moesim.simulator.engine.compiled.loader import Call, attempts, is_ready, native, place, problem
+from moesim.simulator.engine.compiled.lower import RepeatedStep
+from moesim.simulator.engine.program import Program
 from moesim.simulator.engine.records import Engine
 from moesim.simulator.engine.simpy.execute import SimpyEngine
 
@@ -43,6 +46,14 @@ def engine_of(name: str | None = None) -> Engine:
             key="engine",
         )
     return ENGINES[chosen]
+
+
+def repeated_step(engine: Engine, program: Program) -> RepeatedStep | None:
+    """A program of folded resolution, to be run at other rates by `end_at`; None where its engine, or a
+    program that is not a usual one, has to be compiled and executed every time."""
+    compiled = engine is _compiled or (engine is _automatic and _automatic.takes_compiled([program]))
+    step = repeated(program) if compiled and _compiled.loads() else None
+    return step if step is not None and step.possible else None
 
 
 REQUESTS_BEFORE = 3_000

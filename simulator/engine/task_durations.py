@@ -159,8 +159,7 @@ class TaskDurations:
         self.shape = (schedule.microbatches, variation.clock.shape[1])
         self._even = read_only(np.ones((1, self.shape[1])))
         self._slowest_clock = float(variation.clock.max(initial=0.0))
-        key = array_key(variation.loads), array_key(variation.node_loads)
-        self.loads = _LOADS.get(key, lambda: _loads(variation))
+        self.loads = load_facts(variation)
         self.stage_tokens = self._tokens(stages)
         self._clocks: dict[int, FloatArray] = {}
         self._loads: dict[int | None, tuple[FloatArray, FloatArray]] = {None: (self._even, self._even)}
@@ -340,6 +339,12 @@ class TaskDurations:
             return read_only(slowest * NS), read_only(np.rint(each * NS).astype(np.int64))
 
         return _PAYLOADS.get(key, payload)
+
+
+def load_facts(variation: MemberVariation) -> _Loads:
+    """The facts of the loads of a variation, worked out once for the same arrays."""
+    key = array_key(variation.loads), array_key(variation.node_loads)
+    return _LOADS.get(key, lambda: _loads(variation))
 
 
 def _loads(variation: MemberVariation) -> _Loads:

@@ -417,7 +417,7 @@ def _price(table: CostTable, part: ResponsePart) -> float:
             part.kind, part.phase, "alone" if part.overlapped_share is None else "overlapped"
         ]
         return cost.payload_s
-    return table.phase_s(part.kind, part.phase, part.overlapped_share)
+    return sum(table.phase_s(part.kind, part.phase, part.overlapped_share))
 
 
 # -- step evidence -----------------------------------------------------------------------------------

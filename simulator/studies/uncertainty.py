@@ -24,7 +24,7 @@ from moesim.simulator.engine.records import Execution, last_group
 from moesim.simulator.predict.driver import predict
 from moesim.simulator.predict.figures import UNCERTAIN, Metric, figures, uncertain_metric
 from moesim.simulator.predict.result import Result
-from moesim.simulator.predict.step import Prepared, prepare, run_step
+from moesim.simulator.predict.step import MovedStep, Prepared, prepare
 from moesim.simulator.predict.work_size import Band, Effect, EngineBands, Uncertainty
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.inputs import Inputs
@@ -180,10 +180,9 @@ def _steps_of_scenario(scenario: Scenario, points: Sequence[Mapping[str, float]]
 
 
 def _steps_s(prepared: Prepared, points: Sequence[Mapping[str, float]]) -> list[float]:
-    used, engine = tuple(prepared.program.costs.evidence.entries), prepared.engine.name
-    jobs = (moved(prepared, point, used) for point in points)
+    used, step = tuple(prepared.program.costs.evidence.entries), MovedStep(prepared)
     with without_cyclic_collection():
-        return [run_step(job, stages=prepared.stages, engine=engine).time_s for job in jobs]
+        return [step.time_s(moved(prepared, point, used)) for point in points]
 
 
 def samples_of(

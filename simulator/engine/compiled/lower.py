@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
+from moesim.simulator.cost.formulas import payload_seconds
+from moesim.simulator.cost.table import CostTable, Mode, PhaseKey, TransferCost
+from moesim.simulator.engine.compilation import busy_shares
 from moesim.simulator.engine.compiled.state import (
     BY_PATTERN,
     BY_ROW,
@@ -20,18 +23,23 @@ from moesim.simulator.engine.compiled.state import (
     Tables,
 )
 from moesim.simulator.engine.full_resolution.link_map import ClusterLinkMap, ExchangePattern
-from moesim.simulator.engine.link_map import TO_EXPERTS, Demand
+from moesim.simulator.engine.link_map import TO_EXPERTS, Demand, FoldedLinkMap, LinkMap
 from moesim.simulator.engine.program import (
+    LONGEST_PHASE_S,
     NS,
     ActionTable,
     CompiledTask,
     CompiledTemplate,
+    MemberVariation,
     Program,
     TemplateColumns,
     TransferRows,
     action_table,
     hop_targets,
 )
+from moesim.simulator.engine.task_durations import MOST_DEVIATIONS, load_facts
+from moesim.simulator.engine.task_table import most_loaded
+from moesim.simulator.model.operator import BlockKind, Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +286,167 @@ class _Lowering:
             "pattern_source": _ints([entries.source for entries in shapes.values()]),
             "pattern_share": _floats([entries.share for entries in shapes.values()]),
         }
+
+
+PriceOf: TypeAlias = tuple[BlockKind, Phase, float | tuple[int, int] | None]
+"""Kind of block, phase, and the share of it beside busy communication SMs: None outside of pairs, a number,
+or (part, layer pair) where durations decide it."""
+
+
+class Rates(NamedTuple):
+    """What may differ between runs of the same step: prices, differences between members, and links."""
+
+    costs: CostTable
+    variation: MemberVariation
+    link_map: LinkMap
+
+
+class RepeatedStep:
+    """The tables of one program for other rates, made from its own without compiling it again.
+
+    The arithmetic of every number is that of `TaskDurations`, for all tasks at once.
+    """
+
+    def __init__(self, program: Program, few_links: bool, capacity_units: int) -> None:
+        """The last two arguments are those of `lower`."""
+        self.program, self.few_links, self.units = program, few_links, capacity_units
+        self.lowered = lower([program], few_links, capacity_units)
+        tables, own = self.lowered.tables, program.variation
+        self.loads = load_facts(own)
+        self.parts = {id(code.part): code.part for code in self.lowered.actions[0].codes}
+        prices: dict[PriceOf, int] = {}
+        payloads: dict[tuple[int, int, PhaseKey], int] = {}
+        price_of: list[int] = []
+        payload_of: list[int] = []
+        stage_of: list[int] = []
+        rows: list[TransferRows] = []
+        for code in self.lowered.actions[0].codes:
+            part, stages = code.part, code.part.stages
+            mode: Mode = "overlapped" if part.template.on_two_streams else "alone"
+            for task, of in zip(code.tasks, part.template.tasks, strict=True):
+                share = (id(part), of.layer_pair) if part.template.by_duration else task.overlapped_share
+                price_of.append(prices.setdefault((task.kind, task.phase, share), len(prices)))
+                stage_of.append(stages[task.side])
+                moved = task.transfer
+                if moved is None:
+                    payload_of.append(-1)
+                    continue
+                key = id(moved.load.base), moved.load.ctypes.data, (task.kind, task.phase, mode)
+                payload_of.append(payloads.setdefault(key, len(rows)))
+                if payload_of[-1] == len(rows):
+                    rows.append(moved)
+        self.prices, self.payloads = list(prices), [key[2] for key in payloads]
+        self.price_of, self.payload_of, self.stage_of = map(np.array, (price_of, payload_of, stage_of))
+        shape = len(rows), program.schedule.microbatches
+        self.most = np.ones(shape), np.ones(shape)
+        for number, moved in enumerate(rows):
+            self.most[0][number], self.most[1][number] = most_loaded(moved.node_load), most_loaded(moved.load)
+        self.bytes = [_bytes(moved.cost) for moved in rows]
+        self.pairs = [(source, target) for _, source, target in np.argwhere(tables.pair_alone > 0.0).tolist()]
+        self.sent = [program.link_map.send(*pair, program.costs.send_bytes).pairs for pair in self.pairs]
+        usual = np.any([tables.task_clock != 0, tables.task_fixed_s + tables.task_row_s == 0.0], axis=0)
+        self.possible = bool(
+            usual.all()
+            and not tables.pair_slow.any()
+            and all(moved.given_ns is None for moved in rows)
+            and self.at(Rates(program.costs, own, program.link_map)) is not None
+        )
+
+    def at(self, rates: Rates) -> LoweredStep | None:
+        """The tables at other rates; None where steps, bytes or the kind of a duration would differ too."""
+        if not self._same_steps(rates):
+            return None
+        (costs, variation, link_map), tables, sizes = rates, self.lowered.tables, self.lowered.sizes
+        shares = {
+            key: busy_shares(part.template, part.stages, self.program.blocks, costs)
+            for key, part in self.parts.items()
+        }
+        seconds = np.array(
+            [
+                costs.phase_s(kind, phase, shares[share[0]][share[1]] if isinstance(share, tuple) else share)
+                for kind, phase, share in self.prices
+            ]
+        )
+        fixed_s, row_s = (np.ascontiguousarray(column) for column in seconds[self.price_of].T)
+        moved = [costs.transfer[key] for key in self.payloads]
+        nic_s, scale_up_s = np.array([(cost.nic_s, cost.scale_up_s) for cost in moved]).reshape(-1, 2).T
+        slowest = payload_seconds((nic_s[:, None], self.most[0]), (scale_up_s[:, None], self.most[1]))
+        rows = np.where(tables.task_received != 0, self.loads.most, 1.0)
+        clock_most, cv = float(variation.clock.max(initial=0.0)), float(variation.jitter_cv)
+        longest_s = (fixed_s + row_s * rows) * (1.0 + MOST_DEVIATIONS * cv) * clock_most
+        least = min(a.min(initial=0.0) for a in (fixed_s, row_s, nic_s, scale_up_s))
+        same_kinds = ((fixed_s + row_s == 0.0) == (tables.task_fixed_s + tables.task_row_s == 0.0)) & (
+            (row_s == 0.0) == (tables.task_row_s == 0.0)
+        )
+        if not (
+            min(least, self.loads.least) >= 0.0
+            and same_kinds.all()
+            and (longest_s * sizes.members <= LONGEST_PHASE_S).all()
+            and (slowest <= LONGEST_PHASE_S).all()
+        ):
+            return None
+        payload_ns = np.append(slowest * NS, [np.zeros(sizes.microbatches)], axis=0)
+        # One row a stage and micro-batch, which the loop reads at the address of the stage.
+        clock = np.ascontiguousarray(variation.clock[tables.rank_of])
+        launch_ns = np.array([*(round(cost.launch_s * NS) for cost in moved), 0], dtype=np.int64)
+        alone = np.zeros_like(tables.pair_alone)
+        for pair in self.pairs:
+            alone[0, *pair] = costs.send_s * NS * link_map.send_slowness(*pair)
+        capacity = np.ascontiguousarray(link_map.capacity_bytes_per_ns, dtype=np.float64)
+        with np.errstate(divide="ignore"):
+            unit = self.units / capacity
+        is_transfer = self.payload_of >= 0
+        changed = tables._replace(
+            task_fixed_s=fixed_s,
+            task_row_s=row_s,
+            task_cv=np.where(tables.task_clock != 0, cv, 0.0),
+            task_clock=np.where(
+                tables.task_clock != 0, _address_of(clock) + self.stage_of * clock[0].nbytes, 0
+            ),
+            task_launch=launch_ns[self.payload_of],
+            task_payload=np.where(
+                is_transfer, _address_of(payload_ns) + self.payload_of * payload_ns[0].nbytes, 0
+            ),
+            task_nic_s=np.append(nic_s, 0.0)[self.payload_of],
+            task_scale_up_s=np.append(scale_up_s, 0.0)[self.payload_of],
+            pair_alone=alone,
+            capacity=capacity,
+            unit=unit,
+        )
+        return replace(self.lowered, tables=changed, kept=(*self.lowered.kept, clock, payload_ns))
+
+    def _same_steps(self, rates: Rates) -> bool:
+        """Whether the steps have the same tasks, loads, noise and bytes."""
+        (costs, variation, link_map), before, own = rates, self.program.costs, self.program.variation
+        cv = variation.jitter_cv
+        return (
+            isinstance(link_map, FoldedLinkMap)
+            and costs.compute.keys() == before.compute.keys()
+            and costs.transfer.keys() == before.transfer.keys()
+            and (costs.send_bytes, costs.send_s == 0.0, costs.scatters_wait, costs.gathers_wait)
+            == (before.send_bytes, before.send_s == 0.0, before.scatters_wait, before.gathers_wait)
+            and [_bytes(costs.transfer[key]) for key in self.payloads] == self.bytes
+            and [link_map.send(*pair, costs.send_bytes).pairs for pair in self.pairs] == self.sent
+            and isinstance(cv, float)
+            and (cv == 0.0) == (own.jitter_cv == 0.0)
+            and (variation.seed, variation.stands_for, variation.in_step, variation.clock.shape)
+            == (own.seed, own.stands_for, own.in_step, own.clock.shape)
+            and _same_numbers(variation.loads, own.loads)
+            and _same_numbers(variation.node_loads, own.node_loads)
+        )
+
+
+def _bytes(cost: TransferCost) -> tuple[float, float]:
+    return cost.nic_bytes, cost.scale_up_bytes
+
+
+def _same_numbers(one: FloatArray, other: FloatArray) -> bool:
+    """Whether two read-only arrays are views of the same numbers."""
+    return one.shape == other.shape and _address_of(one) == _address_of(other)
+
+
+def _address_of(array: Any) -> int:
+    return int(array.__array_interface__["data"][0])
 
 
 class PatternEntries(NamedTuple):
