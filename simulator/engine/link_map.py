@@ -202,6 +202,14 @@ class FoldedLinkMap(LinkMap):
         crossing = self._slow_sends.crossing.get((source, target), ())
         return Demand.of([*ports, *((self._first_border + b, size * senders) for b, senders in crossing)])
 
+    def sends_like(self, other: LinkMap) -> bool:
+        """Whether sends put their bytes on the same links as in another map."""
+        return (
+            isinstance(other, FoldedLinkMap)
+            and self._sends_cross_nodes == other._sends_cross_nodes
+            and self._slow_sends.crossing == other._slow_sends.crossing
+        )
+
     def send_slowness(self, source: int, target: int) -> FloatArray | float:
         """Time of a send over that inside a domain of the network (eq. N6)."""
         return self._slow_sends.alone.get((source, target), 1.0)

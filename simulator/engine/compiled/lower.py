@@ -343,7 +343,6 @@ class RepeatedStep:
             self.most[0][number], self.most[1][number] = most_loaded(moved.node_load), most_loaded(moved.load)
         self.bytes = [_bytes(moved.cost) for moved in rows]
         self.pairs = [(source, target) for _, source, target in np.argwhere(tables.pair_alone > 0.0).tolist()]
-        self.sent = [program.link_map.send(*pair, program.costs.send_bytes).pairs for pair in self.pairs]
         usual = np.any([tables.task_clock != 0, tables.task_fixed_s + tables.task_row_s == 0.0], axis=0)
         self.possible = bool(
             usual.all()
@@ -426,7 +425,7 @@ class RepeatedStep:
             and (costs.send_bytes, costs.send_s == 0.0, costs.scatters_wait, costs.gathers_wait)
             == (before.send_bytes, before.send_s == 0.0, before.scatters_wait, before.gathers_wait)
             and [_bytes(costs.transfer[key]) for key in self.payloads] == self.bytes
-            and [link_map.send(*pair, costs.send_bytes).pairs for pair in self.pairs] == self.sent
+            and link_map.sends_like(self.program.link_map)
             and isinstance(cv, float)
             and (cv == 0.0) == (own.jitter_cv == 0.0)
             and (variation.seed, variation.stands_for, variation.in_step, variation.clock.shape)
