@@ -290,8 +290,13 @@ class Pricer(OfJob):
 
         `before`: the pricer whose prices may be kept, and the entries that were shifted since.
         """
-        shared = {"_parameters": self._parameters, "_host_calls": self._host_calls}
-        return Pricer(job, self._operators, **shared, _before=before)
+        return Pricer(
+            job,
+            self._operators,
+            _parameters=self._parameters,
+            _host_calls=self._host_calls,
+            _before=before,
+        )
 
     @property
     def tokens(self) -> int:

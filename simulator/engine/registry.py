@@ -49,11 +49,9 @@ def engine_of(name: str | None = None) -> Engine:
 
 
 def repeated_step(engine: Engine, program: Program) -> RepeatedStep | None:
-    """A program of folded resolution, to be run at other rates by `end_at`; None where its engine, or a
-    program that is not a usual one, has to be compiled and executed every time."""
+    """A program of folded resolution for `end_at`, which runs it at other rates; None where SimPy runs it."""
     compiled = engine is _compiled or (engine is _automatic and _automatic.takes_compiled([program]))
-    step = repeated(program) if compiled and _compiled.loads() else None
-    return step if step is not None and step.possible else None
+    return repeated(program) if compiled and _compiled.loads() else None
 
 
 REQUESTS_BEFORE = 3_000

@@ -63,7 +63,7 @@ def _no_compute(shape: tuple[int, int]) -> PhaseRows:
     return PhaseRows.of(none)
 
 
-class _Loads(NamedTuple):
+class LoadFacts(NamedTuple):
     """Facts of the loads of a variation."""
 
     key: object
@@ -75,7 +75,7 @@ class _Loads(NamedTuple):
     """Routed blocks whose transfers send fewer bytes than under even load, because capacity dropped rows."""
 
 
-_LOADS: BoundedCache[_Loads] = BoundedCache(48_000_000, lambda loads: loads.bytes + 1000)
+_LOADS: BoundedCache[LoadFacts] = BoundedCache(48_000_000, lambda loads: loads.bytes + 1000)
 
 _PHASE_NUMBER: dict[Phase, int] = {phase: number for number, phase in enumerate(get_args(Phase))}
 """Part of the seed of a phase's run-to-run noise."""
@@ -341,17 +341,17 @@ class TaskDurations:
         return _PAYLOADS.get(key, payload)
 
 
-def load_facts(variation: MemberVariation) -> _Loads:
+def load_facts(variation: MemberVariation) -> LoadFacts:
     """The facts of the loads of a variation, worked out once for the same arrays."""
     key = array_key(variation.loads), array_key(variation.node_loads)
     return _LOADS.get(key, lambda: _loads(variation))
 
 
-def _loads(variation: MemberVariation) -> _Loads:
+def _loads(variation: MemberVariation) -> LoadFacts:
     loads, node_loads = variation.loads, variation.node_loads
     if not loads.size:
-        return _Loads(object(), 0, 1.0, 1.0, frozenset())
+        return LoadFacts(object(), 0, 1.0, 1.0, frozenset())
     dropping = np.flatnonzero(loads.mean(axis=2).min(axis=1) < 1.0 - LOAD_TOLERANCE)
     least = float(min(loads.min(), node_loads.min()))
     size, most = loads.nbytes + node_loads.nbytes, float(loads.max())
-    return _Loads(object(), size, least, most, frozenset(dropping.tolist()))
+    return LoadFacts(object(), size, least, most, frozenset(dropping.tolist()))

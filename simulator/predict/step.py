@@ -411,6 +411,10 @@ def run_step(
         return execute(prepare(what, profile=profile, stages=stages, engine=engine))
 
 
+MOST_REPEATED = 4
+"""Groups whose tables a `MovedStep` keeps, each of some tens of megabytes with its draws of noise."""
+
+
 class MovedStep:
     """A prepared step that is run again at other rates and spreads, as intervals do.
 
@@ -420,21 +424,33 @@ class MovedStep:
     def __init__(self, prepared: Prepared) -> None:
         """`prepared`: a step of one cluster at the rates of its scenario."""
         self.prepared = prepared
-        self._repeated: RepeatedStep | None = None
+        self._repeated: dict[int, RepeatedStep] = {}
+        """By the group that folded resolution simulates, which clocks and prices may change."""
+        self._left = MOST_REPEATED
+        self._repeat(prepared)
 
     def time_s(self, job: ResolvedJob) -> float:
         """Seconds of the step of a job that differs in rates and spreads alone; raises as `run_step`."""
-        prepared, engine = self.prepared, self.prepared.engine
-        program, pool = prepared.program, prepared.pool
-        if self._repeated is None and isinstance(program.link_map, FoldedLinkMap):
-            self._repeated = repeated_step(engine, program)
-        if self._repeated is not None:
+        pool = self.prepared.pool
+        if self._repeated:
             pricer = pool.pricer.of(job)
             priced, _, draws = _priced(pricer, pool.schedule, pool.stages)
-            if _slowest(priced, draws) == program.group:
+            step = self._repeated.get(group := _slowest(priced, draws))
+            if step is not None:
                 links = FoldedLinkMap(*_links(priced, pricer))
-                rates = Rates(priced.costs, draws.variation(program.group), links)
-                end_ns = end_at(self._repeated, rates)
+                end_ns = end_at(step, Rates(priced.costs, draws.variation(group), links))
                 if end_ns is not None:
                     return end_ns / NS
-        return run_step(job, stages=pool.stages, engine=engine.name).time_s
+        made = prepare(job, stages=pool.stages, engine=self.prepared.engine.name)
+        if made.program.group not in self._repeated:
+            self._repeat(made)
+        return execute(made).time_s
+
+    def _repeat(self, prepared: Prepared) -> None:
+        """Keep the tables of a program, if its engine and resolution allow."""
+        if self._left and isinstance(prepared.program.link_map, FoldedLinkMap):
+            step = repeated_step(prepared.engine, prepared.program)
+            if step is not None:
+                self._left -= 1
+                if step.possible:
+                    self._repeated[prepared.program.group] = step

@@ -37,8 +37,7 @@ from moesim.simulator.engine.program import (
     action_table,
     hop_targets,
 )
-from moesim.simulator.engine.task_durations import MOST_DEVIATIONS, load_facts
-from moesim.simulator.engine.task_table import most_loaded
+from moesim.simulator.engine.task_durations import MOST_DEVIATIONS, LoadFacts, load_facts
 from moesim.simulator.model.operator import BlockKind, Phase
 
 
@@ -312,35 +311,35 @@ class RepeatedStep:
         self.program, self.few_links, self.units = program, few_links, capacity_units
         self.lowered = lower([program], few_links, capacity_units)
         tables, own = self.lowered.tables, program.variation
-        self.loads = load_facts(own)
         self.parts = {id(code.part): code.part for code in self.lowered.actions[0].codes}
         prices: dict[PriceOf, int] = {}
-        payloads: dict[tuple[int, int, PhaseKey], int] = {}
+        payloads: dict[tuple[int, PhaseKey], int] = {}
         price_of: list[int] = []
         payload_of: list[int] = []
         stage_of: list[int] = []
         rows: list[TransferRows] = []
+        first, size = _address_of(own.loads), own.loads[:1].nbytes or 1
         for code in self.lowered.actions[0].codes:
-            part, stages = code.part, code.part.stages
+            part = code.part
             mode: Mode = "overlapped" if part.template.on_two_streams else "alone"
             for task, of in zip(code.tasks, part.template.tasks, strict=True):
                 share = (id(part), of.layer_pair) if part.template.by_duration else task.overlapped_share
                 price_of.append(prices.setdefault((task.kind, task.phase, share), len(prices)))
-                stage_of.append(stages[task.side])
+                stage_of.append(part.stages[task.side])
                 moved = task.transfer
                 if moved is None:
                     payload_of.append(-1)
                     continue
-                key = id(moved.load.base), moved.load.ctypes.data, (task.kind, task.phase, mode)
-                payload_of.append(payloads.setdefault(key, len(rows)))
+                # Number of the block among those with routed experts; -1 where its loads do not matter.
+                offset = _address_of(moved.load) - first
+                routed = offset // size if 0 <= offset < own.loads.nbytes else -1
+                payload_of.append(payloads.setdefault((routed, (task.kind, task.phase, mode)), len(rows)))
                 if payload_of[-1] == len(rows):
                     rows.append(moved)
-        self.prices, self.payloads = list(prices), [key[2] for key in payloads]
+        self.prices, self.payloads = list(prices), [key for _, key in payloads]
+        self.routed = np.array([routed for routed, _ in payloads], dtype=np.int64)
         self.price_of, self.payload_of, self.stage_of = map(np.array, (price_of, payload_of, stage_of))
-        shape = len(rows), program.schedule.microbatches
-        self.most = np.ones(shape), np.ones(shape)
-        for number, moved in enumerate(rows):
-            self.most[0][number], self.most[1][number] = most_loaded(moved.node_load), most_loaded(moved.load)
+        self.loads = self._loads(own)
         self.bytes = [_bytes(moved.cost) for moved in rows]
         self.pairs = [(source, target) for _, source, target in np.argwhere(tables.pair_alone > 0.0).tolist()]
         usual = np.any([tables.task_clock != 0, tables.task_fixed_s + tables.task_row_s == 0.0], axis=0)
@@ -369,8 +368,9 @@ class RepeatedStep:
         fixed_s, row_s = (np.ascontiguousarray(column) for column in seconds[self.price_of].T)
         moved = [costs.transfer[key] for key in self.payloads]
         nic_s, scale_up_s = np.array([(cost.nic_s, cost.scale_up_s) for cost in moved]).reshape(-1, 2).T
-        slowest = payload_seconds((nic_s[:, None], self.most[0]), (scale_up_s[:, None], self.most[1]))
-        rows = np.where(tables.task_received != 0, self.loads.most, 1.0)
+        facts, *most = self._loads(variation)
+        slowest = payload_seconds((nic_s[:, None], most[0]), (scale_up_s[:, None], most[1]))
+        rows = np.where(tables.task_received != 0, facts.most, 1.0)
         clock_most, cv = float(variation.clock.max(initial=0.0)), float(variation.jitter_cv)
         longest_s = (fixed_s + row_s * rows) * (1.0 + MOST_DEVIATIONS * cv) * clock_most
         least = min(a.min(initial=0.0) for a in (fixed_s, row_s, nic_s, scale_up_s))
@@ -378,7 +378,7 @@ class RepeatedStep:
             (row_s == 0.0) == (tables.task_row_s == 0.0)
         )
         if not (
-            min(least, self.loads.least) >= 0.0
+            min(least, facts.least) >= 0.0
             and same_kinds.all()
             and (longest_s * sizes.members <= LONGEST_PHASE_S).all()
             and (slowest <= LONGEST_PHASE_S).all()
@@ -395,7 +395,12 @@ class RepeatedStep:
         with np.errstate(divide="ignore"):
             unit = self.units / capacity
         is_transfer = self.payload_of >= 0
+        own = self.program.variation
+        loads = (own.loads, variation.loads), (own.node_loads, variation.node_loads)
         changed = tables._replace(
+            task_received=_in_place_of(tables.task_received, *loads[0]),
+            task_load=_in_place_of(tables.task_load, *loads[0]),
+            task_node_load=_in_place_of(tables.task_node_load, *loads[1]),
             task_fixed_s=fixed_s,
             task_row_s=row_s,
             task_cv=np.where(tables.task_clock != 0, cv, 0.0),
@@ -414,8 +419,20 @@ class RepeatedStep:
         )
         return replace(self.lowered, tables=changed, kept=(*self.lowered.kept, clock, payload_ns))
 
+    def _loads(self, variation: MemberVariation) -> tuple[LoadFacts, FloatArray, FloatArray]:
+        """Facts of loads, and the rows of the most loaded node and member [payloads, micro-batches]."""
+        own = self.program.variation
+        if variation is not own and _same_loads(variation, own):
+            return self.loads
+        even = np.ones((1, self.lowered.sizes.microbatches))
+        nodes, members = (
+            np.concatenate([loads.max(axis=2), even])[self.routed]
+            for loads in (variation.node_loads, variation.loads)
+        )
+        return load_facts(variation), nodes, members
+
     def _same_steps(self, rates: Rates) -> bool:
-        """Whether the steps have the same tasks, loads, noise and bytes."""
+        """Whether the steps have the same tasks, noise and bytes."""
         (costs, variation, link_map), before, own = rates, self.program.costs, self.program.variation
         cv = variation.jitter_cv
         return (
@@ -430,8 +447,8 @@ class RepeatedStep:
             and (cv == 0.0) == (own.jitter_cv == 0.0)
             and (variation.seed, variation.stands_for, variation.in_step, variation.clock.shape)
             == (own.seed, own.stands_for, own.in_step, own.clock.shape)
-            and _same_numbers(variation.loads, own.loads)
-            and _same_numbers(variation.node_loads, own.node_loads)
+            and variation.loads.shape == own.loads.shape
+            and (_same_loads(variation, own) or (_send_all(variation) and _send_all(own)))
         )
 
 
@@ -439,9 +456,22 @@ def _bytes(cost: TransferCost) -> tuple[float, float]:
     return cost.nic_bytes, cost.scale_up_bytes
 
 
-def _same_numbers(one: FloatArray, other: FloatArray) -> bool:
-    """Whether two read-only arrays are views of the same numbers."""
-    return one.shape == other.shape and _address_of(one) == _address_of(other)
+def _same_loads(one: MemberVariation, other: MemberVariation) -> bool:
+    """Whether the loads, which are read-only, are views of the same numbers."""
+    pairs = (one.loads, other.loads), (one.node_loads, other.node_loads)
+    return all(a.shape == b.shape and _address_of(a) == _address_of(b) for a, b in pairs)
+
+
+def _send_all(variation: MemberVariation) -> bool:
+    """Whether no transfer sends fewer bytes than under even load, and loads lie one after the other."""
+    loads = variation.loads, variation.node_loads
+    return all(array.flags.c_contiguous for array in loads) and not load_facts(variation).dropping
+
+
+def _in_place_of(addresses: IntArray, own: FloatArray, other: FloatArray) -> IntArray:
+    """Addresses, of which those inside the array `own` point to the same places of `other`."""
+    offset = addresses - _address_of(own)
+    return np.where((offset >= 0) & (offset < own.nbytes), _address_of(other) + offset, addresses)
 
 
 def _address_of(array: Any) -> int:
