@@ -275,8 +275,8 @@ class _Index:
         """Index of the profile before several of its entries were shifted."""
         self.drawn: dict[int, OperatorCost] = {}
         """Prices by the identity of those before, which operators with one price share."""
-        self._drawn_s: dict[int, float] = {}
-        """Seconds by the identity of the basis before."""
+        self._timed: dict[int, tuple[float, Bound]] = {}
+        """(seconds, bound) by the identity of the basis before."""
         self._kept: list[object] = []
         """Prices and bases before, whose identities so stay theirs."""
         self.laws = SmLaws(accelerator, profile)
@@ -340,21 +340,23 @@ class _Index:
     def redrawn(self, op: Operator, context: SmContext, before: OperatorCost) -> OperatorCost:
         """Price of an operator by eq. C7, where entries were shifted since the price `before`.
 
-        Only its seconds are new: a draw of the step time needs neither evidence nor bounds.
+        Only its seconds and what bounds them are new: a draw needs neither evidence nor a range.
         """
         assert self.before is not None and self.shifted_from is not None
         if unaffected(before.depends_on, self.shifted_from[1]):
             return before
         basis = self.before._basis(op, context.overlapped)
         self._kept += before, basis
-        basis_s = self._drawn_s.get(id(basis))
-        if basis_s is None:
-            basis_s = self._drawn_s[id(basis)] = self.tables.seconds(op, basis, context.overlapped)
+        timed = self._timed.get(id(basis))
+        if timed is None:
+            timed = self._timed[id(basis)] = self.tables.timed(op, basis, context.overlapped)
         now, _, reference = self._slow_downs(basis, context)
-        seconds = max(basis_s * now.factor / reference.factor, op.launches * self._floor_s)
+        floor_s = op.launches * self._floor_s
+        seconds = max(timed[0] * now.factor / reference.factor, floor_s)
+        seconds = self._below_peak(op, seconds, basis.curve_id)
         cost = self.drawn[id(before)] = OperatorCost(
-            self._below_peak(op, seconds, basis.curve_id) + op.launches * self._gap_s,
-            before.bound,
+            seconds + op.launches * self._gap_s,
+            "launch" if seconds == floor_s else timed[1],
             before.curve_ids,
             (),
             before.residual,

@@ -98,12 +98,12 @@ class RateTables:
             return self._measured_base(op)
         return self._memory_base(op, overlapped)
 
-    def seconds(self, op: Operator, before: Basis, overlapped: bool) -> float:
-        """Seconds of `basis`, of which `before` is that of a profile whose entries have other numbers."""
+    def timed(self, op: Operator, before: Basis, overlapped: bool) -> tuple[float, Bound]:
+        """(seconds, bound) of `basis`, given that of a profile with other numbers in the same entries."""
         by_choices = f"{op.cls}/{op.variant}" in self._by_choices
         if before.group == "memory_bound" and before.curve_id in self._transfers.measured and not by_choices:
-            return self._transfers[before.curve_id].read(operator_bytes(op)).seconds
-        return self.basis(op, overlapped).seconds
+            return self._transfers[before.curve_id].read(operator_bytes(op)).seconds, "memory"
+        return self.basis(op, overlapped)[:2]
 
     # --- GEMMs and attention ---
 

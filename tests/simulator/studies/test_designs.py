@@ -97,9 +97,9 @@ def test_points_without_a_key_and_equal_points_keep_their_order() -> None:
 
 def test_a_group_shares_all_but_cheap_values_and_is_bounded() -> None:
     points = [{"seed": seed, "communication.sms": sms} for seed in range(3) for sms in range(40)]
-    groups = work_groups(((point, point) for point in points), workers=1)
-    assert [point for group in groups for point in group] == points
-    assert all(len({point["seed"] for point in group}) == 1 for group in groups)
+    groups = work_groups(points, range(len(points)), workers=1)
+    assert [number for group in groups for number in group] == list(range(len(points)))
+    assert all(len({points[number]["seed"] for number in group}) == 1 for group in groups)
     assert max(map(len, groups)) == LARGEST
-    few = work_groups(((point, point) for point in points[:8]), workers=2)
+    few = work_groups(points, range(8), workers=2)
     assert [len(group) for group in few] == [1] * 8
