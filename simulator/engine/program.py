@@ -212,7 +212,7 @@ class PhaseRows:
 
     def keep(self, figures: IntArray) -> None:
         """Keep slowest, fastest and total [3, micro-batches] that were worked out without the numbers."""
-        self._figures |= dict(zip(("slowest", "fastest", "total"), figures, strict=True))
+        self._figures["slowest"], self._figures["fastest"], self._figures["total"] = figures
 
     def _figure(self, name: Hashable, reduce: np.ufunc) -> IntArray:
         """Reduction over the members."""

@@ -163,7 +163,9 @@ class TaskDurations:
         self.stage_tokens = self._tokens(stages)
         self._clocks: dict[int, FloatArray] = {}
         self._loads: dict[int | None, tuple[FloatArray, FloatArray]] = {None: (self._even, self._even)}
-        self._payloads: dict[tuple[int | None, int, object], tuple[TransferCost, Payload]] = {}
+        self._payloads: dict[
+            tuple[int | None, int, object], tuple[int, FloatArray, IntArray | None, TransferCost]
+        ] = {}
 
     def _tokens(self, stages: int) -> list[object]:
         """Stand for all that the factors of the phases of each stage depend on, besides block and phase."""
@@ -297,9 +299,10 @@ class TaskDurations:
         key = (routed, id(cost), slow if is_plain else (rank, phase))
         known = self._payloads.get(key)
         if known is None:  # which keeps the cost, so that its identity stays its own
-            known = self._payloads[key] = cost, self._payload(slow, routed, cost, node_load, load)
+            payload = self._payload(slow, routed, cost, node_load, load)
+            known = self._payloads[key] = round(cost.launch_s * NS), *payload, cost
         demand = self.link_map.uniform(rank, phase, cost) if routed not in self.loads.dropping else None
-        return TransferRows(round(cost.launch_s * NS), *known[1], cost, demand, load, node_load)
+        return TransferRows(*known, demand, load, node_load)
 
     def _payload(
         self,

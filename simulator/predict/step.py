@@ -363,10 +363,11 @@ def _slowest(priced: PricedSchedule, draws: Draws) -> int:
 def _bytes_of(program: Program) -> int:
     """Bytes of the durations of a program and, as measured roughly, of its steps and tasks themselves."""
     steps = [step for rank in program.ranks for step in rank]
-    tasks = [task for code in {id(step.code): step.code for step in steps}.values() for task in code.tasks]
-    return sum({id(task.compute): task.compute.nbytes for task in tasks}.values()) + ENTRY_BYTES * (
-        len(steps) + len(tasks)
-    )
+    codes = {id(step.code): step.code for step in steps}.values()
+    parts = {id(code.part): code.part for code in codes}.values()
+    compute = {id(task.compute): task.compute.nbytes for part in parts for task in part.tasks}
+    tasks = sum(len(code.tasks) for code in codes)
+    return sum(compute.values()) + ENTRY_BYTES * (len(steps) + tasks)
 
 
 _PROGRAMS: BoundedCache[Program] = BoundedCache(160_000_000, _bytes_of)

@@ -117,6 +117,9 @@ class _Lowering:
 
     addresses: dict[int, int] = field(default_factory=dict)
     """Where every array begins, by its identity."""
+    arrays: dict[tuple[int, int], tuple[int, int, int, int, int]] = field(default_factory=dict)
+    """Addresses of payload, payload of each member, load and node load, and rows of the load, by the identity
+    of payload and load."""
     kept: list[tuple[Any, Any]] = field(default_factory=list)
     """Every array and its contiguous form, kept alive so that identities and addresses stay theirs."""
     demands: list[Demand] = field(default_factory=list)
@@ -171,21 +174,18 @@ class _Lowering:
             which, first_row, pattern, per_peer = self._demand(program, rank, task, transfer)
         else:
             which, first_row, pattern, per_peer = self._number(demand), 0, 0, (0.0, 0.0)
-        address = self._address
-        self.transfer_rows.append(
-            (
-                SHARDING if task.stream == "sharding" else COMMUNICATION,
-                launch_ns,
+        stream = SHARDING if task.stream == "sharding" else COMMUNICATION
+        arrays = self.arrays.get(key := (id(payload_ns), id(load)))
+        if arrays is None:
+            address = self._address
+            arrays = self.arrays[key] = (
                 address(payload_ns, np.float64),
                 0 if given is None else address(given, np.int64),
-                which,
-                first_row,
-                pattern,
                 address(load, np.float64),
                 address(node_load, np.float64),
                 len(load),
             )
-        )
+        self.transfer_rows.append((stream, launch_ns, *arrays[:2], which, first_row, pattern, *arrays[2:]))
         self.transfer_numbers.append((cost.nic_s, cost.scale_up_s, *per_peer))
 
     def _demand(
