@@ -136,7 +136,7 @@ class _Compiler:
             task = tasks[position]
             cost = self.costs.transfer[task.kind, task.phase, mode]
             transfer = self.durations.transfer(rank, task.phase, routed, cost)
-            tasks[position] = task._replace(transfer=transfer)
+            tasks[position] = CompiledTask(*task[:8], transfer, task.stream)
         return replace(part.template, tasks=tuple(tasks))
 
     def _part(self, kind: ActionKind, forward: int, backward: int) -> _CompiledPart:

@@ -210,6 +210,11 @@ class PhaseRows:
         """Sum over members by micro-batch."""
         return self._figure("total", np.add)
 
+    @property
+    def has_figures(self) -> bool:
+        """Whether all three are kept."""
+        return len(self._figures) == 3
+
     def keep(self, figures: IntArray) -> None:
         """Keep slowest, fastest and total [3, micro-batches] that were worked out without the numbers."""
         self._figures["slowest"], self._figures["fastest"], self._figures["total"] = figures

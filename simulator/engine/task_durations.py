@@ -58,6 +58,24 @@ MOST_DEVIATIONS = 40.0
 """No 32-bit normal draw is so many standard deviations from its mean."""
 
 
+class _Noise(NamedTuple):
+    """Draws of run-to-run noise or None, time factors, and where both begin (0: nowhere)."""
+
+    draws: SingleArray | None
+    clock: FloatArray
+    at: tuple[int, int]
+
+    @classmethod
+    def of(cls, draws: SingleArray | None, clock: FloatArray) -> _Noise:
+        return cls(draws, clock, (0 if draws is None else _address(draws), _address(clock)))
+
+
+_NOISE: BoundedCache[_Noise] = BoundedCache(
+    32_000_000, lambda own: ENTRY_BYTES + (0 if own.draws is None else own.draws.nbytes)
+)
+"""The noise of every phase, by all that it depends on. Most of its arrays are those of `_DRAWS`."""
+
+
 def _no_compute(shape: tuple[int, int]) -> PhaseRows:
     none = read_only(np.zeros(shape, np.int64))
     return PhaseRows.of(none)
@@ -109,11 +127,12 @@ class CompiledPhases:
         places = np.array([f[2:5] for f in formulas], dtype=np.int64)
         figures = np.empty((len(phases), 3, weights.shape[1]), np.int64)
         row = np.empty(sums.shape[1], np.int64)
-        arrays = numbers, places, figures, *bounds, rank, weights, sums, row
+        known = np.array([phase.has_figures for phase in phases], dtype=np.int64)
+        arrays = numbers, places, known, figures, *bounds, rank, weights, sums, row
         at = [_address(array) for array in arrays]
-        self.native.fill_figures(len(phases), *at[:2], weights.shape[1], sums.shape[1], *at[2:])
-        for phase, own in zip(phases, figures, strict=True):
-            phase.keep(own.copy())
+        self.native.fill_figures(len(phases), *at[:3], weights.shape[1], sums.shape[1], *at[3:])
+        for number in np.flatnonzero(known == 0).tolist():
+            phases[number].keep(figures[number].copy())
 
 
 def weighted_sums_ns(
@@ -204,9 +223,11 @@ class TaskDurations:
             rows = 1.0 if load is None else self.loads.most
             longest_s = (fixed_s + row_s * rows) * (1.0 + MOST_DEVIATIONS * cv) * self._slowest_clock
             if longest_s * self.shape[1] <= LONGEST_PHASE_S and (load is None or load.flags.c_contiguous):
-                arrays = load, *self._noise(place)
-                places = [0 if array is None else _address(array) for array in arrays]
-                formula = Formula(fixed_s, row_s, places[0], places[1], places[2], cv)
+                noise = _NOISE.get(
+                    (self.stage_tokens[place[0]], place[1], place[2]), lambda: _Noise.of(*self._noise(place))
+                )
+                arrays = load, noise.draws, noise.clock
+                formula = Formula(fixed_s, row_s, 0 if load is None else _address(load), *noise.at, cv)
         phase = PhaseRows(
             self.shape,
             lambda: _ROWS.get(key, lambda: self._rows(place, load, formula, price)),

@@ -16,6 +16,7 @@ import numpy as np
 
 from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.files import cache_folder
+from moesim.simulator.common.bounded_cache import BoundedCache, Same
 from moesim.simulator.engine.compiled.loader import (
     DAY_S,
     FOLDER,
@@ -40,8 +41,9 @@ from moesim.simulator.engine.compiled.state import (
     initial_room,
     new_state,
 )
+from moesim.simulator.engine.link_map import FoldedLinkMap
 from moesim.simulator.engine.maxmin import CAPACITY_UNITS, MOST_LINKS_IN_STEPS
-from moesim.simulator.engine.program import Program
+from moesim.simulator.engine.program import Program, action_table
 from moesim.simulator.engine.records import (
     Barriers,
     Engine,
@@ -69,7 +71,7 @@ def run_compiled(programs: Sequence[Program]) -> list[Execution]:
 
     Raises CannotRunError where a link has no bandwidth or ranks wait for each other forever.
     """
-    lowered = lower(programs, _few_links(programs[0]), CAPACITY_UNITS)
+    lowered = _lowered(programs)
     state = _run(lowered)
     times = [_times(lowered, state, group) for group in range(len(programs))]
     sends = [SendTimes(lowered, state, group) for group in range(len(programs))]
@@ -79,6 +81,31 @@ def run_compiled(programs: Sequence[Program]) -> list[Execution]:
         Execution(program, table, own, syncs, sent, end_ns, state.link_bytes)
         for program, table, own, sent in zip(programs, lowered.actions, times, sends, strict=True)
     ]
+
+
+_BEFORE: BoundedCache[list[RepeatedStep]] = BoundedCache(4)
+"""Steps that ran before; empty for one that ran once, whose tables nobody needed again."""
+
+
+def _lowered(programs: Sequence[Program]) -> LoweredStep:
+    """The tables of programs, where only rates changed those of the same steps before."""
+    program = programs[0]
+    if len(programs) > 1 or not isinstance(program.link_map, FoldedLinkMap):
+        return lower(programs, _few_links(program), CAPACITY_UNITS)
+    table = action_table(program)
+    parts = tuple([(Same(code.part.template), code.part.stages) for code in table.codes])
+    key = Same(program.schedule), program.blocks, program.group, program.variation.seed, parts
+    before = _BEFORE.find(key)
+    if before is None:
+        _BEFORE.put(key, [])
+    elif before:
+        found = before[0].at(Rates(program.costs, program.variation, program.link_map))
+        if found is not None:
+            return replace(found, actions=(table,))
+    else:
+        before.append(repeated(program))
+        return before[0].lowered
+    return lower(programs, _few_links(program), CAPACITY_UNITS)
 
 
 def _few_links(program: Program) -> bool:

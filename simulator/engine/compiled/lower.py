@@ -300,6 +300,13 @@ class Rates(NamedTuple):
     link_map: LinkMap
 
 
+RATED = (
+    *("task_fixed_s", "task_row_s", "task_cv", "task_received", "task_launch", "task_load", "task_node_load"),
+    *("task_nic_s", "task_scale_up_s", "pair_alone", "capacity", "unit"),
+)
+"""The columns of `Tables` that rates change and that hold no address of an array made anew."""
+
+
 class RepeatedStep:
     """The tables of one program for other rates, made from its own without compiling it again.
 
@@ -342,17 +349,16 @@ class RepeatedStep:
         self.loads = self._loads(own)
         self.bytes = [_bytes(moved.cost) for moved in rows]
         self.pairs = [(source, target) for _, source, target in np.argwhere(tables.pair_alone > 0.0).tolist()]
-        usual = np.any([tables.task_clock != 0, tables.task_fixed_s + tables.task_row_s == 0.0], axis=0)
-        self.possible = bool(
-            usual.all()
-            and not tables.pair_slow.any()
-            and all(moved.given_ns is None for moved in rows)
-            and self.at(Rates(program.costs, own, program.link_map)) is not None
+        self.possible = all(moved.given_ns is None for moved in rows) and not tables.pair_slow.any()
+        """Whether `at` can give tables; if so, at the program's own rates it gives the program's own."""
+        same = self.at(Rates(program.costs, own, program.link_map))
+        self.possible = same is not None and all(
+            np.array_equal(getattr(same.tables, name), getattr(tables, name)) for name in RATED
         )
 
     def at(self, rates: Rates) -> LoweredStep | None:
         """The tables at other rates; None where steps, bytes or the kind of a duration would differ too."""
-        if not self._same_steps(rates):
+        if not (self.possible and self._same_steps(rates)):
             return None
         (costs, variation, link_map), tables, sizes = rates, self.lowered.tables, self.lowered.sizes
         shares = {
@@ -417,7 +423,9 @@ class RepeatedStep:
             capacity=capacity,
             unit=unit,
         )
-        return replace(self.lowered, tables=changed, kept=(*self.lowered.kept, clock, payload_ns))
+        return replace(
+            self.lowered, tables=changed, kept=(*self.lowered.kept, clock, payload_ns, self.program)
+        )
 
     def _loads(self, variation: MemberVariation) -> tuple[LoadFacts, FloatArray, FloatArray]:
         """Facts of loads, and the rows of the most loaded node and member [payloads, micro-batches]."""
