@@ -354,7 +354,10 @@ class TaskDurations:
                 most = most_loaded(node_load), most_loaded(load)
                 slowest = payload_seconds((cost.nic_s, most[0]), (cost.scale_up_s, most[1]))
                 if float(slowest.max(initial=0.0)) <= LONGEST_PHASE_S:
-                    return read_only(np.array(np.broadcast_to(slowest * NS, self.shape[:1]))), None
+                    slowest = slowest * NS
+                    if slowest.shape != self.shape[:1]:
+                        slowest = np.array(np.broadcast_to(slowest, self.shape[:1]))
+                    return read_only(slowest), None
             seconds = payload_seconds((cost.nic_s, node_load), (cost.scale_up_s, load), (nic, scale_up))
             each = np.ascontiguousarray(np.broadcast_to(seconds, self.shape))
             slowest = each.max(axis=1)

@@ -38,6 +38,7 @@ from moesim.simulator.engine.program import (
     hop_targets,
 )
 from moesim.simulator.engine.task_durations import MOST_DEVIATIONS, LoadFacts, load_facts
+from moesim.simulator.engine.task_table import most_loaded
 from moesim.simulator.model.operator import BlockKind, Phase
 
 
@@ -432,12 +433,11 @@ class RepeatedStep:
         own = self.program.variation
         if variation is not own and _same_loads(variation, own):
             return self.loads
-        even = np.ones((1, self.lowered.sizes.microbatches))
-        nodes, members = (
-            np.concatenate([loads.max(axis=2), even])[self.routed]
-            for loads in (variation.node_loads, variation.loads)
-        )
-        return load_facts(variation), nodes, members
+        most = np.ones((2, own.loads.shape[0] + 1, self.lowered.sizes.microbatches))
+        for number in set(self.routed[self.routed >= 0].tolist()):
+            most[0, number] = most_loaded(variation.node_loads[number])
+            most[1, number] = most_loaded(variation.loads[number])
+        return load_facts(variation), most[0, self.routed], most[1, self.routed]
 
     def _same_steps(self, rates: Rates) -> bool:
         """Whether the steps have the same tasks, noise and bytes."""
