@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -181,6 +182,7 @@ class TaskDurations:
         self.loads = load_facts(variation)
         self.stage_tokens = self._tokens(stages)
         self._clocks: dict[int, FloatArray] = {}
+        self._of_blocks: dict[int, tuple[TransferCost, FloatArray | None]] = {}
         self._loads: dict[int | None, tuple[FloatArray, FloatArray]] = {None: (self._even, self._even)}
         self._payloads: dict[
             tuple[int | None, int, object], tuple[int, FloatArray, IntArray | None, TransferCost]
@@ -325,6 +327,27 @@ class TaskDurations:
         demand = self.link_map.uniform(rank, phase, cost) if routed not in self.loads.dropping else None
         return TransferRows(*known, demand, load, node_load)
 
+    def _slowest_ns(self, cost: TransferCost) -> FloatArray | None:
+        """Payload in ns of the slowest member [routed blocks, micro-batches] on healthy links (eq. E2).
+
+        The slowest member of a hop is the most loaded one. None where durations are unusual.
+        """
+        known = self._of_blocks.get(id(cost))
+        if known is None:  # which keeps the cost, so that its identity stays its own
+            seconds = payload_seconds((cost.nic_s, self._most[0]), (cost.scale_up_s, self._most[1]))
+            usual = min(cost.nic_s, cost.scale_up_s, self.loads.least) >= 0.0
+            usual = usual and float(seconds.max(initial=0.0)) <= LONGEST_PHASE_S
+            loads = self.variation.node_loads, self.variation.loads
+            usual = usual and all(array.flags.c_contiguous for array in loads)
+            known = self._of_blocks[id(cost)] = cost, read_only(seconds * NS) if usual else None
+        return known[1]
+
+    @cached_property
+    def _most(self) -> FloatArray:
+        """Relative rows of the most loaded node and member [2, routed blocks, micro-batches]."""
+        each = (self.variation.node_loads, self.variation.loads)
+        return np.array([[most_loaded(load) for load in loads] for loads in each])
+
     def _payload(
         self,
         slowness: tuple[FloatArray | float, FloatArray | float],
@@ -335,6 +358,11 @@ class TaskDurations:
     ) -> Payload:
         """Payload in ns of the slowest member, and of each unless it follows from the loads (eq. E2)."""
         nic, scale_up = slowness
+        healthy = isinstance(nic, float) and isinstance(scale_up, float) and nic == scale_up == 1.0
+        if routed is not None and healthy:
+            of_blocks = self._slowest_ns(cost)
+            if of_blocks is not None:
+                return of_blocks[routed], None
         slow = (
             nic if isinstance(nic, float) else array_key(nic),
             scale_up if isinstance(scale_up, float) else array_key(scale_up),
@@ -344,12 +372,7 @@ class TaskDurations:
         key = (load_key, self.shape, cost.nic_s, cost.scale_up_s, slow)
 
         def payload() -> Payload:
-            if (
-                slow == (1.0, 1.0)
-                and least >= 0.0
-                and load.flags.c_contiguous
-                and node_load.flags.c_contiguous
-            ):
+            if healthy and least >= 0.0 and load.flags.c_contiguous and node_load.flags.c_contiguous:
                 # The slowest member of a hop is the most loaded one.
                 most = most_loaded(node_load), most_loaded(load)
                 slowest = payload_seconds((cost.nic_s, most[0]), (cost.scale_up_s, most[1]))
