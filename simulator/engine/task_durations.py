@@ -59,24 +59,6 @@ MOST_DEVIATIONS = 40.0
 """No 32-bit normal draw is so many standard deviations from its mean."""
 
 
-class _Noise(NamedTuple):
-    """Draws of run-to-run noise or None, time factors, and where both begin (0: nowhere)."""
-
-    draws: SingleArray | None
-    clock: FloatArray
-    at: tuple[int, int]
-
-    @classmethod
-    def of(cls, draws: SingleArray | None, clock: FloatArray) -> _Noise:
-        return cls(draws, clock, (0 if draws is None else _address(draws), _address(clock)))
-
-
-_NOISE: BoundedCache[_Noise] = BoundedCache(
-    32_000_000, lambda own: ENTRY_BYTES + (0 if own.draws is None else own.draws.nbytes)
-)
-"""The noise of every phase, by all that it depends on. Most of its arrays are those of `_DRAWS`."""
-
-
 def _no_compute(shape: tuple[int, int]) -> PhaseRows:
     none = read_only(np.zeros(shape, np.int64))
     return PhaseRows.of(none)
@@ -225,11 +207,9 @@ class TaskDurations:
             rows = 1.0 if load is None else self.loads.most
             longest_s = (fixed_s + row_s * rows) * (1.0 + MOST_DEVIATIONS * cv) * self._slowest_clock
             if longest_s * self.shape[1] <= LONGEST_PHASE_S and (load is None or load.flags.c_contiguous):
-                noise = _NOISE.get(
-                    (self.stage_tokens[place[0]], place[1], place[2]), lambda: _Noise.of(*self._noise(place))
-                )
-                arrays = load, noise.draws, noise.clock
-                formula = Formula(fixed_s, row_s, 0 if load is None else _address(load), *noise.at, cv)
+                arrays = load, *self._noise(place)
+                places = [0 if array is None else _address(array) for array in arrays]
+                formula = Formula(fixed_s, row_s, places[0], places[1], places[2], cv)
         phase = PhaseRows(
             self.shape,
             lambda: _ROWS.get(key, lambda: self._rows(place, load, formula, price)),
@@ -328,25 +308,24 @@ class TaskDurations:
         return TransferRows(*known, demand, load, node_load)
 
     def _slowest_ns(self, cost: TransferCost) -> FloatArray | None:
-        """Payload in ns of the slowest member [routed blocks, micro-batches] on healthy links (eq. E2).
+        """Payload in ns of the slowest member, which is the most loaded one, on healthy links (eq. E2).
 
-        The slowest member of a hop is the most loaded one. None where durations are unusual.
+        One row a routed block, and one for even load [routed blocks + 1, micro-batches]; None where durations
+        are unusual.
         """
         known = self._of_blocks.get(id(cost))
         if known is None:  # which keeps the cost, so that its identity stays its own
             seconds = payload_seconds((cost.nic_s, self._most[0]), (cost.scale_up_s, self._most[1]))
-            usual = min(cost.nic_s, cost.scale_up_s, self.loads.least) >= 0.0
-            usual = usual and float(seconds.max(initial=0.0)) <= LONGEST_PHASE_S
             loads = self.variation.node_loads, self.variation.loads
-            usual = usual and all(array.flags.c_contiguous for array in loads)
+            usual = min(cost.nic_s, cost.scale_up_s, self.loads.least) >= 0.0 and (
+                float(seconds.max()) <= LONGEST_PHASE_S and all(own.flags.c_contiguous for own in loads)
+            )
             known = self._of_blocks[id(cost)] = cost, read_only(seconds * NS) if usual else None
         return known[1]
 
     @cached_property
     def _most(self) -> FloatArray:
-        """Relative rows of the most loaded node and member [2, routed blocks, micro-batches]."""
-        each = (self.variation.node_loads, self.variation.loads)
-        return np.array([[most_loaded(load) for load in loads] for loads in each])
+        return most_rows(self.variation)
 
     def _payload(
         self,
@@ -358,11 +337,10 @@ class TaskDurations:
     ) -> Payload:
         """Payload in ns of the slowest member, and of each unless it follows from the loads (eq. E2)."""
         nic, scale_up = slowness
-        healthy = isinstance(nic, float) and isinstance(scale_up, float) and nic == scale_up == 1.0
-        if routed is not None and healthy:
+        if isinstance(nic, float) and isinstance(scale_up, float) and nic == scale_up == 1.0:
             of_blocks = self._slowest_ns(cost)
             if of_blocks is not None:
-                return of_blocks[routed], None
+                return of_blocks[-1 if routed is None else routed], None
         slow = (
             nic if isinstance(nic, float) else array_key(nic),
             scale_up if isinstance(scale_up, float) else array_key(scale_up),
@@ -372,15 +350,6 @@ class TaskDurations:
         key = (load_key, self.shape, cost.nic_s, cost.scale_up_s, slow)
 
         def payload() -> Payload:
-            if healthy and least >= 0.0 and load.flags.c_contiguous and node_load.flags.c_contiguous:
-                # The slowest member of a hop is the most loaded one.
-                most = most_loaded(node_load), most_loaded(load)
-                slowest = payload_seconds((cost.nic_s, most[0]), (cost.scale_up_s, most[1]))
-                if float(slowest.max(initial=0.0)) <= LONGEST_PHASE_S:
-                    slowest = slowest * NS
-                    if slowest.shape != self.shape[:1]:
-                        slowest = np.array(np.broadcast_to(slowest, self.shape[:1]))
-                    return read_only(slowest), None
             seconds = payload_seconds((cost.nic_s, node_load), (cost.scale_up_s, load), (nic, scale_up))
             each = np.ascontiguousarray(np.broadcast_to(seconds, self.shape))
             slowest = each.max(axis=1)
@@ -389,6 +358,16 @@ class TaskDurations:
             return read_only(slowest * NS), read_only(np.rint(each * NS).astype(np.int64))
 
         return _PAYLOADS.get(key, payload)
+
+
+def most_rows(variation: MemberVariation) -> FloatArray:
+    """Rows of the most loaded node and member [2, routed blocks + 1, micro-batches], with 1 at the end."""
+    blocks, microbatches, _ = variation.loads.shape
+    most = np.ones((2, blocks + 1, microbatches))
+    for own, loads in zip(most, (variation.node_loads, variation.loads), strict=True):
+        for row, load in zip(own, loads, strict=False):
+            row[:] = most_loaded(load)
+    return most
 
 
 def load_facts(variation: MemberVariation) -> LoadFacts:

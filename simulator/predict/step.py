@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import fsum
 
@@ -15,14 +15,12 @@ from moesim.simulator.common.processes import without_cyclic_collection
 from moesim.simulator.cost.cost_table import cost_table
 from moesim.simulator.cost.load_clock import cap_of
 from moesim.simulator.cost.pricing import Pricer
-from moesim.simulator.cost.table import SlowSends
+from moesim.simulator.cost.table import CostTable, SlowSends
 from moesim.simulator.cost.transfers import sends_over_tiers
 from moesim.simulator.engine.compilation import compile_program
-from moesim.simulator.engine.compiled.engine import end_at
-from moesim.simulator.engine.compiled.lower import Rates, RepeatedStep
 from moesim.simulator.engine.full_resolution.groups import ClusterPrograms, compile_groups
-from moesim.simulator.engine.link_map import FoldedLinkMap
-from moesim.simulator.engine.program import NS, PricedSchedule, Program
+from moesim.simulator.engine.link_map import FoldedLinkMap, LinkMap
+from moesim.simulator.engine.program import NS, MemberVariation, PricedSchedule, Program
 from moesim.simulator.engine.records import Engine, Execution, step_time_s
 from moesim.simulator.engine.registry import engine_of, repeated_step
 from moesim.simulator.layout.dispatch_limits import check_dispatcher
@@ -425,33 +423,31 @@ class MovedStep:
     def __init__(self, prepared: Prepared) -> None:
         """`prepared`: a step of one cluster at the rates of its scenario."""
         self.prepared = prepared
-        self._repeated: dict[int, RepeatedStep] = {}
+        self._end_of: dict[int, Callable[[CostTable, MemberVariation, LinkMap], int | None]] = {}
         """By the group that folded resolution simulates, which clocks and prices may change."""
-        self._left = MOST_REPEATED
-        self._repeat(prepared)
+        self._keep(prepared)
 
     def time_s(self, job: ResolvedJob) -> float:
         """Seconds of the step of a job that differs in rates and spreads alone; raises as `run_step`."""
         pool = self.prepared.pool
-        if self._repeated:
+        if self._end_of:
             pricer = pool.pricer.of(job)
             priced, _, draws = _priced(pricer, pool.schedule, pool.stages)
-            step = self._repeated.get(group := _slowest(priced, draws))
-            if step is not None:
+            end = self._end_of.get(group := _slowest(priced, draws))
+            if end is not None:
                 links = FoldedLinkMap(*_links(priced, pricer))
-                end_ns = end_at(step, Rates(priced.costs, draws.variation(group), links))
+                end_ns = end(priced.costs, draws.variation(group), links)
                 if end_ns is not None:
                     return end_ns / NS
         made = prepare(job, stages=pool.stages, engine=self.prepared.engine.name)
-        if made.program.group not in self._repeated:
-            self._repeat(made)
+        if made.program.group not in self._end_of:
+            self._keep(made)
         return execute(made).time_s
 
-    def _repeat(self, prepared: Prepared) -> None:
+    def _keep(self, prepared: Prepared) -> None:
         """Keep the tables of a program, if its engine and resolution allow."""
-        if self._left and isinstance(prepared.program.link_map, FoldedLinkMap):
-            step = repeated_step(prepared.engine, prepared.program)
-            if step is not None:
-                self._left -= 1
-                if step.possible:
-                    self._repeated[prepared.program.group] = step
+        program = prepared.program
+        if len(self._end_of) < MOST_REPEATED and isinstance(program.link_map, FoldedLinkMap):
+            end = repeated_step(prepared.engine, program)
+            if end is not None:
+                self._end_of[program.group] = end

@@ -83,12 +83,6 @@ class Points(Sequence[Point]):
         own = self._numbers[at]
         return [self._make(int(number)) for number in own] if isinstance(at, slice) else self._make(int(own))
 
-    def __eq__(self, other: object) -> bool:
-        """Whether another sequence has the same points."""
-        return isinstance(other, Sequence) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
-
 
 def points(space: Space, design: str = "grid", count: int | None = None, seed: int = 0) -> Points:
     """The points of a design, in its order; equal points appear once.

@@ -30,7 +30,7 @@ from moesim.simulator.engine.compiled.loader import (
     problem,
     warm,
 )
-from moesim.simulator.engine.compiled.lower import LoweredStep, Rates, RepeatedStep, lower
+from moesim.simulator.engine.compiled.lower import LoweredStep, StepRates, RepeatedStep, lower
 from moesim.simulator.engine.compiled.state import (
     DONE,
     ERROR,
@@ -99,7 +99,7 @@ def _lowered(programs: Sequence[Program]) -> LoweredStep:
     if before is None:
         _BEFORE.put(key, [])
     elif before:
-        found = before[0].at(Rates(program.costs, program.variation, program.link_map))
+        found = before[0].at(StepRates(program.costs, program.variation, program.link_map))
         if found is not None:
             return replace(found, actions=(table,))
     else:
@@ -117,7 +117,7 @@ def repeated(program: Program) -> RepeatedStep:
     return RepeatedStep(program, _few_links(program), CAPACITY_UNITS)
 
 
-def end_at(step: RepeatedStep, rates: Rates) -> int | None:
+def end_at(step: RepeatedStep, rates: StepRates) -> int | None:
     """Nanosecond at which a step ends at other rates; None where only the reference, or a program compiled
     for these rates, can say."""
     lowered = step.at(rates)

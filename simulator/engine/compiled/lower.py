@@ -37,8 +37,7 @@ from moesim.simulator.engine.program import (
     action_table,
     hop_targets,
 )
-from moesim.simulator.engine.task_durations import MOST_DEVIATIONS, LoadFacts, load_facts
-from moesim.simulator.engine.task_table import most_loaded
+from moesim.simulator.engine.task_durations import MOST_DEVIATIONS, load_facts, most_rows
 from moesim.simulator.model.operator import BlockKind, Phase
 
 
@@ -118,9 +117,6 @@ class _Lowering:
 
     addresses: dict[int, int] = field(default_factory=dict)
     """Where every array begins, by its identity."""
-    arrays: dict[tuple[int, int], tuple[int, int, int, int, int]] = field(default_factory=dict)
-    """Addresses of payload, payload of each member, load and node load, and rows of the load, by the identity
-    of payload and load."""
     kept: list[tuple[Any, Any]] = field(default_factory=list)
     """Every array and its contiguous form, kept alive so that identities and addresses stay theirs."""
     demands: list[Demand] = field(default_factory=list)
@@ -175,18 +171,21 @@ class _Lowering:
             which, first_row, pattern, per_peer = self._demand(program, rank, task, transfer)
         else:
             which, first_row, pattern, per_peer = self._number(demand), 0, 0, (0.0, 0.0)
-        stream = SHARDING if task.stream == "sharding" else COMMUNICATION
-        arrays = self.arrays.get(key := (id(payload_ns), id(load)))
-        if arrays is None:
-            address = self._address
-            arrays = self.arrays[key] = (
+        address = self._address
+        self.transfer_rows.append(
+            (
+                SHARDING if task.stream == "sharding" else COMMUNICATION,
+                launch_ns,
                 address(payload_ns, np.float64),
                 0 if given is None else address(given, np.int64),
+                which,
+                first_row,
+                pattern,
                 address(load, np.float64),
                 address(node_load, np.float64),
                 len(load),
             )
-        self.transfer_rows.append((stream, launch_ns, *arrays[:2], which, first_row, pattern, *arrays[2:]))
+        )
         self.transfer_numbers.append((cost.nic_s, cost.scale_up_s, *per_peer))
 
     def _demand(
@@ -293,7 +292,7 @@ PriceOf: TypeAlias = tuple[BlockKind, Phase, float | tuple[int, int] | None]
 or (part, layer pair) where durations decide it."""
 
 
-class Rates(NamedTuple):
+class StepRates(NamedTuple):
     """What may differ between runs of the same step: prices, differences between members, and links."""
 
     costs: CostTable
@@ -316,7 +315,7 @@ class RepeatedStep:
 
     def __init__(self, program: Program, few_links: bool, capacity_units: int) -> None:
         """The last two arguments are those of `lower`."""
-        self.program, self.few_links, self.units = program, few_links, capacity_units
+        self.program, self.units = program, capacity_units
         self.lowered = lower([program], few_links, capacity_units)
         tables, own = self.lowered.tables, program.variation
         self.parts = {id(code.part): code.part for code in self.lowered.actions[0].codes}
@@ -347,99 +346,83 @@ class RepeatedStep:
         self.prices, self.payloads = list(prices), [key for _, key in payloads]
         self.routed = np.array([routed for routed, _ in payloads], dtype=np.int64)
         self.price_of, self.payload_of, self.stage_of = map(np.array, (price_of, payload_of, stage_of))
-        self.loads = self._loads(own)
         self.bytes = [_bytes(moved.cost) for moved in rows]
         self.pairs = [(source, target) for _, source, target in np.argwhere(tables.pair_alone > 0.0).tolist()]
         self.possible = all(moved.given_ns is None for moved in rows) and not tables.pair_slow.any()
         """Whether `at` can give tables; if so, at the program's own rates it gives the program's own."""
-        same = self.at(Rates(program.costs, own, program.link_map))
+        same = self.at(StepRates(program.costs, own, program.link_map))
         self.possible = same is not None and all(
             np.array_equal(getattr(same.tables, name), getattr(tables, name)) for name in RATED
         )
 
-    def at(self, rates: Rates) -> LoweredStep | None:
+    def at(self, rates: StepRates) -> LoweredStep | None:
         """The tables at other rates; None where steps, bytes or the kind of a duration would differ too."""
         if not (self.possible and self._same_steps(rates)):
             return None
-        (costs, variation, link_map), tables, sizes = rates, self.lowered.tables, self.lowered.sizes
-        shares = {
-            key: busy_shares(part.template, part.stages, self.program.blocks, costs)
-            for key, part in self.parts.items()
-        }
-        seconds = np.array(
-            [
-                costs.phase_s(kind, phase, shares[share[0]][share[1]] if isinstance(share, tuple) else share)
-                for kind, phase, share in self.prices
-            ]
-        )
-        fixed_s, row_s = (np.ascontiguousarray(column) for column in seconds[self.price_of].T)
+        (costs, variation, link_map), tables, own = rates, self.lowered.tables, self.program.variation
+        fixed_s, row_s = self._prices(costs)
         moved = [costs.transfer[key] for key in self.payloads]
         nic_s, scale_up_s = np.array([(cost.nic_s, cost.scale_up_s) for cost in moved]).reshape(-1, 2).T
-        facts, *most = self._loads(variation)
+        most, cv = most_rows(variation)[:, self.routed], float(variation.jitter_cv)
         slowest = payload_seconds((nic_s[:, None], most[0]), (scale_up_s[:, None], most[1]))
-        rows = np.where(tables.task_received != 0, facts.most, 1.0)
-        clock_most, cv = float(variation.clock.max(initial=0.0)), float(variation.jitter_cv)
-        longest_s = (fixed_s + row_s * rows) * (1.0 + MOST_DEVIATIONS * cv) * clock_most
-        least = min(a.min(initial=0.0) for a in (fixed_s, row_s, nic_s, scale_up_s))
-        same_kinds = ((fixed_s + row_s == 0.0) == (tables.task_fixed_s + tables.task_row_s == 0.0)) & (
-            (row_s == 0.0) == (tables.task_row_s == 0.0)
-        )
         if not (
-            min(least, facts.least) >= 0.0
-            and same_kinds.all()
-            and (longest_s * sizes.members <= LONGEST_PHASE_S).all()
+            min(a.min(initial=0.0) for a in (fixed_s, row_s, nic_s, scale_up_s)) >= 0.0
+            and self._usual(fixed_s, row_s, variation)
             and (slowest <= LONGEST_PHASE_S).all()
         ):
             return None
-        payload_ns = np.append(slowest * NS, [np.zeros(sizes.microbatches)], axis=0)
-        # One row a stage and micro-batch, which the loop reads at the address of the stage.
-        clock = np.ascontiguousarray(variation.clock[tables.rank_of])
-        launch_ns = np.array([*(round(cost.launch_s * NS) for cost in moved), 0], dtype=np.int64)
+        payload_ns = np.append(slowest * NS, [np.zeros(slowest.shape[1])], axis=0)
+        clock = np.ascontiguousarray(variation.clock[tables.rank_of])  # [stages, micro-batches, members]
         alone = np.zeros_like(tables.pair_alone)
         for pair in self.pairs:
             alone[0, *pair] = costs.send_s * NS * link_map.send_slowness(*pair)
         capacity = np.ascontiguousarray(link_map.capacity_bytes_per_ns, dtype=np.float64)
         with np.errstate(divide="ignore"):
             unit = self.units / capacity
-        is_transfer = self.payload_of >= 0
-        own = self.program.variation
-        loads = (own.loads, variation.loads), (own.node_loads, variation.node_loads)
+        computes, of = tables.task_clock != 0, self.payload_of
         changed = tables._replace(
-            task_received=_in_place_of(tables.task_received, *loads[0]),
-            task_load=_in_place_of(tables.task_load, *loads[0]),
-            task_node_load=_in_place_of(tables.task_node_load, *loads[1]),
+            task_received=_in_place_of(tables.task_received, own.loads, variation.loads),
+            task_load=_in_place_of(tables.task_load, own.loads, variation.loads),
+            task_node_load=_in_place_of(tables.task_node_load, own.node_loads, variation.node_loads),
             task_fixed_s=fixed_s,
             task_row_s=row_s,
-            task_cv=np.where(tables.task_clock != 0, cv, 0.0),
-            task_clock=np.where(
-                tables.task_clock != 0, _address_of(clock) + self.stage_of * clock[0].nbytes, 0
-            ),
-            task_launch=launch_ns[self.payload_of],
-            task_payload=np.where(
-                is_transfer, _address_of(payload_ns) + self.payload_of * payload_ns[0].nbytes, 0
-            ),
-            task_nic_s=np.append(nic_s, 0.0)[self.payload_of],
-            task_scale_up_s=np.append(scale_up_s, 0.0)[self.payload_of],
+            task_cv=np.where(computes, cv, 0.0),
+            task_clock=np.where(computes, _address_of(clock) + self.stage_of * clock[0].nbytes, 0),
+            task_launch=np.array([*(round(cost.launch_s * NS) for cost in moved), 0], dtype=np.int64)[of],
+            task_payload=np.where(of >= 0, _address_of(payload_ns) + of * payload_ns[0].nbytes, 0),
+            task_nic_s=np.append(nic_s, 0.0)[of],
+            task_scale_up_s=np.append(scale_up_s, 0.0)[of],
             pair_alone=alone,
             capacity=capacity,
             unit=unit,
         )
-        return replace(
-            self.lowered, tables=changed, kept=(*self.lowered.kept, clock, payload_ns, self.program)
-        )
+        kept = *self.lowered.kept, clock, payload_ns, self.program
+        return replace(self.lowered, tables=changed, kept=kept)
 
-    def _loads(self, variation: MemberVariation) -> tuple[LoadFacts, FloatArray, FloatArray]:
-        """Facts of loads, and the rows of the most loaded node and member [payloads, micro-batches]."""
-        own = self.program.variation
-        if variation is not own and _same_loads(variation, own):
-            return self.loads
-        most = np.ones((2, own.loads.shape[0] + 1, self.lowered.sizes.microbatches))
-        for number in set(self.routed[self.routed >= 0].tolist()):
-            most[0, number] = most_loaded(variation.node_loads[number])
-            most[1, number] = most_loaded(variation.loads[number])
-        return load_facts(variation), most[0, self.routed], most[1, self.routed]
+    def _prices(self, costs: CostTable) -> tuple[FloatArray, FloatArray]:
+        """`fixed_s` and `row_s` of every task."""
+        shares = {
+            key: busy_shares(part.template, part.stages, self.program.blocks, costs)
+            for key, part in self.parts.items()
+        }
+        each = [
+            costs.phase_s(kind, phase, shares[share[0]][share[1]] if isinstance(share, tuple) else share)
+            for kind, phase, share in self.prices
+        ]
+        fixed_s, row_s = np.array(each)[self.price_of].T
+        return np.ascontiguousarray(fixed_s), np.ascontiguousarray(row_s)
 
-    def _same_steps(self, rates: Rates) -> bool:
+    def _usual(self, fixed_s: FloatArray, row_s: FloatArray, variation: MemberVariation) -> bool:
+        """Whether tasks with and without compute stay such, and none takes unusually long."""
+        tables, facts, cv = self.lowered.tables, load_facts(variation), float(variation.jitter_cv)
+        rows = np.where(tables.task_received != 0, facts.most, 1.0)
+        clock = float(variation.clock.max(initial=0.0)) * self.lowered.sizes.members
+        longest_s = (fixed_s + row_s * rows) * (1.0 + MOST_DEVIATIONS * cv) * clock
+        same = (fixed_s + row_s == 0.0) == (tables.task_fixed_s + tables.task_row_s == 0.0)
+        same &= (row_s == 0.0) == (tables.task_row_s == 0.0)
+        return facts.least >= 0.0 and bool((same & (longest_s <= LONGEST_PHASE_S)).all())
+
+    def _same_steps(self, rates: StepRates) -> bool:
         """Whether the steps have the same tasks, noise and bytes."""
         (costs, variation, link_map), before, own = rates, self.program.costs, self.program.variation
         cv = variation.jitter_cv

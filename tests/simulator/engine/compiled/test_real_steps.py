@@ -10,7 +10,7 @@ import pytest
 from random_steps import differences
 
 from moesim.simulator.engine.compiled.engine import end_at, repeated
-from moesim.simulator.engine.compiled.lower import Rates
+from moesim.simulator.engine.compiled.lower import StepRates
 from moesim.simulator.engine.registry import VARIABLE, engine_of
 from moesim.simulator.predict.step import prepare
 from moesim.simulator.scenario import Scenario
@@ -69,10 +69,10 @@ def test_a_step_at_other_rates_runs_in_the_tables_of_the_one_before(small: Scena
     step = repeated(prepare(base).program)
     other = prepare(small.overridden(*changes)).program
     assert step.possible
-    found = step.at(Rates(other.costs, other.variation, other.link_map)) is not None
+    found = step.at(StepRates(other.costs, other.variation, other.link_map)) is not None
     reference = engine_of("simpy").execute([other])
     if found:
-        assert end_at(step, Rates(other.costs, other.variation, other.link_map)) == reference[0].end_ns
+        assert end_at(step, StepRates(other.costs, other.variation, other.link_map)) == reference[0].end_ns
     for scenario in (base, base, small.overridden(*changes)):  # the third takes the tables of the second
         ours = engine_of("compiled").execute(prepare(scenario).programs)
     assert found == serves and not differences(ours, reference)
