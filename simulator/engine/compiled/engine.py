@@ -30,7 +30,7 @@ from moesim.simulator.engine.compiled.loader import (
     problem,
     warm,
 )
-from moesim.simulator.engine.compiled.lower import LoweredStep, StepRates, RepeatedStep, lower
+from moesim.simulator.engine.compiled.lower import LoweredStep, RepeatedStep, StepRates, lower
 from moesim.simulator.engine.compiled.state import (
     DONE,
     ERROR,
