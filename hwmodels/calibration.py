@@ -134,9 +134,15 @@ class MeasuredCurve(Entry):
             x_unit=self.x_unit if x == 1.0 else f"x {x:g} {self.x_unit}^-1",
             y_name=self.y_name,
             y_unit=self.y_unit if y == 1.0 else f"x {y:g} {self.y_unit}^-1",
-            points=tuple((p[0] * x, p[1] * y) for p in self.points),
+            points=self.in_si,
             interpolation=self.interpolation,
         )
+
+    @property
+    def in_si(self) -> tuple[tuple[float, float], ...]:
+        """The (x, y) points in SI units."""
+        x, y = si_factor(self.x_unit), si_factor(self.y_unit)
+        return tuple((p[0] * x, p[1] * y) for p in self.points)
 
 
 class Law(Entry):

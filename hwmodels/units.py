@@ -333,6 +333,7 @@ Count = Annotated[float, _FINITE, Quantity("count")]
 COUNT_UNITS = frozenset({"1", "SMs", "GPUs", "nodes", "tokens", "rows", "CTAs", "ranks"})
 
 
+@lru_cache(maxsize=256)
 def si_factor(unit: str) -> float:
     """The factor from a unit name of a curve ("TFLOP/s", "MB", "us", "SMs") to SI.
 

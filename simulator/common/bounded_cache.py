@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from contextlib import suppress
 from hashlib import blake2b
 from threading import Lock
 from typing import Any, Generic, TypeVar
@@ -40,8 +39,10 @@ class BoundedCache(Generic[Value]):
         """The value of a key, made by `make` where it is not kept."""
         kept = self._values.get(key)
         if kept is not None:
-            with suppress(KeyError):  # another thread may just have dropped it
+            try:  # noqa: SIM105 - a context manager takes longer than the look-up
                 self._values.move_to_end(key)
+            except KeyError:  # another thread has just dropped it
+                pass
             return kept[0]
         return self.put(key, make())
 

@@ -184,10 +184,14 @@ def _seconds_of_each(
     index: _Index, operators: tuple[Operator, ...], context: SmContext
 ) -> tuple[OperatorCost, ...]:
     """Prices in order; where entries of the profile were shifted, only those that depend on them are new."""
-    if index.profile._shifted_from is None:
+    if index.shifted_from is None:
         return tuple([_seconds_on(index, op, context) for op in operators])
-    profile, entries = index.profile._shifted_from
+    profile, entries = index.shifted_from
     before = operators_seconds(operators, index.accelerator, profile, context)
+    if len(entries) > 1:
+        index.before = index.before or _index(index.accelerator, profile)
+        each = zip(operators, before, strict=True)
+        return tuple([index.drawn.get(id(cost)) or index.redrawn(op, context, cost) for op, cost in each])
     return tuple(
         [
             cost if unaffected(cost.depends_on, entries) else _seconds_on(index, op, context)
@@ -261,11 +265,20 @@ class _Index:
 
     def __init__(self, accelerator: Accelerator, profile: CalibrationProfile) -> None:
         self.accelerator, self.profile = accelerator, profile
+        self.shifted_from = profile._shifted_from
         self.cache: dict[tuple[Operator, SmContext], OperatorCost] = {}
         self.together: dict[tuple[int, SmContext], tuple[tuple[Operator, ...], tuple[OperatorCost, ...]]] = {}
         """Prices of several operators by their identity, which the entry keeps."""
         self.tables = RateTables(accelerator, profile)
         self._bases: dict[tuple[Operator, bool], Basis] = {}
+        self.before: _Index | None = None
+        """Index of the profile before several of its entries were shifted."""
+        self.drawn: dict[int, OperatorCost] = {}
+        """Prices by the identity of those before, which operators with one price share."""
+        self._timed: dict[int, tuple[float, Bound]] = {}
+        """(seconds, bound) by the identity of the basis before."""
+        self._kept: list[object] = []
+        """Prices and bases before, whose identities so stay theirs."""
         self.laws = SmLaws(accelerator, profile)
         self._gap_s = profile.launch_gap.value if profile.launch_gap else 0.0
         self._floor_s = profile.kernel_floor.value if profile.kernel_floor else 0.0
@@ -324,6 +337,34 @@ class _Index:
             depends_on=frozenset(depends_on),
         )
 
+    def redrawn(self, op: Operator, context: SmContext, before: OperatorCost) -> OperatorCost:
+        """Price of an operator by eq. C7, where entries were shifted since the price `before`.
+
+        Only its seconds and what bounds them are new: a draw needs neither evidence nor a range.
+        """
+        assert self.before is not None and self.shifted_from is not None
+        if unaffected(before.depends_on, self.shifted_from[1]):
+            return before
+        basis = self.before._basis(op, context.overlapped)
+        self._kept += before, basis
+        timed = self._timed.get(id(basis))
+        if timed is None:
+            timed = self._timed[id(basis)] = self.tables.timed(op, basis, context.overlapped)
+        now, _, reference = self._slow_downs(basis, context)
+        floor_s = op.launches * self._floor_s
+        seconds = max(timed[0] * now.factor / reference.factor, floor_s)
+        seconds = self._below_peak(op, seconds, basis.curve_id)
+        cost = self.drawn[id(before)] = OperatorCost(
+            seconds + op.launches * self._gap_s,
+            "launch" if seconds == floor_s else timed[1],
+            before.curve_ids,
+            (),
+            before.residual,
+            before.best_seconds,
+            before.worst_seconds,
+        )
+        return cost
+
     def _basis(self, op: Operator, overlapped: bool) -> Basis:
         """Cached time under the conditions of the evidence, which the number of SMs does not change."""
         key = (op, overlapped)
@@ -352,7 +393,7 @@ class _Index:
         The high end of a measurement's error may lie above the peak; the peak is then the limit.
         """
         least = self._roofline_seconds(op)
-        if seconds < least and self.profile._shifted_from is not None:
+        if seconds < least and self.shifted_from is not None:
             return least
         if seconds < least * (1.0 - PEAK_TOLERANCE):
             rate, peak = (
@@ -381,12 +422,12 @@ def _index(accelerator: Accelerator, profile: CalibrationProfile) -> _Index:
     The entry refers to both objects, so that an id in the key cannot be reused.
     """
     key = (id(accelerator), id(profile))
-    drawn = profile._shifted_from is not None and len(profile._shifted_from[1]) > 1
-    known, most = _indexes[drawn], _MOST_INDEXES[drawn]
-    entry = known.get(key)
+    entry = _indexes[0].get(key) or _indexes[1].get(key)
     if entry is None:
+        drawn = profile._shifted_from is not None and len(profile._shifted_from[1]) > 1
+        known, most = _indexes[drawn], _MOST_INDEXES[drawn]
         if len(known) >= most:  # shifted profiles are priced from the others
-            for old in [k for k, e in known.items() if e[0].profile._shifted_from] or list(known):
+            for old in [k for k, e in known.items() if e[0].shifted_from] or list(known):
                 del known[old]
         equal = (i for i, _ in known.values() if i.profile is profile and i.accelerator == accelerator)
         entry = known[key] = next(equal, None) or _Index(accelerator, profile), accelerator

@@ -204,8 +204,8 @@ class TransferCurve:
     def __init__(self, measured: MeasuredCurve) -> None:
         """Turn (bytes, bytes/s) points into (bytes, s) points."""
         self.measured = measured
-        self._bytes = measured.curve.xs
-        self._seconds = tuple(x / y for x, y in measured.curve.points)
+        self._bytes = tuple(x for x, _ in measured.in_si)
+        self._seconds = tuple(x / y for x, y in measured.in_si)
 
     def read(self, size_bytes: float) -> TransferReading:
         """Eq. C6: the time is piecewise linear in bytes between the measured times; beyond them the bandwidth

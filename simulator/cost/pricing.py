@@ -277,25 +277,25 @@ class Pricer(OfJob):
                 before = self, frozenset[str]()
             elif profile._shifted_from is not None and profile._shifted_from[0] is self.profile:
                 before = self, profile._shifted_from[1]
-        job = self.job.with_rates(profile=profile, cluster=cluster)
+        return self.of(self.job.with_rates(profile=profile, cluster=cluster), before)
+
+    def at_host_slowness(self, slowness: float) -> Pricer:
+        """Pricer of the same job with another factor on the host's times; the operators' prices stay."""
+        software = self.scenario.software.model_copy(update={"host_slowness": slowness})
+        scenario = self.scenario.model_copy(update={"software": software})
+        return self.of(replace(self.job, scenario=scenario), (self, frozenset()))
+
+    def of(self, job: ResolvedJob, before: tuple[Pricer, frozenset[str]] | None = None) -> Pricer:
+        """Pricer of a job that differs in rates and spreads alone, with shared operators.
+
+        `before`: the pricer whose prices may be kept, and the entries that were shifted since.
+        """
         return Pricer(
             job,
             self._operators,
             _parameters=self._parameters,
             _host_calls=self._host_calls,
             _before=before,
-        )
-
-    def at_host_slowness(self, slowness: float) -> Pricer:
-        """Pricer of the same job with another factor on the host's times; the operators' prices stay."""
-        software = self.scenario.software.model_copy(update={"host_slowness": slowness})
-        scenario = self.scenario.model_copy(update={"software": software})
-        return Pricer(
-            replace(self.job, scenario=scenario),
-            self._operators,
-            _parameters=self._parameters,
-            _host_calls=self._host_calls,
-            _before=(self, frozenset()),
         )
 
     @property

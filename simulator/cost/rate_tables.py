@@ -58,10 +58,10 @@ class _Transfers(dict[str, TransferCurve]):
 
     def __init__(self, profile: CalibrationProfile) -> None:
         super().__init__()
-        self._measured = {curve.id: curve for curve in profile.curves if curve.used_for}
+        self.measured = {curve.id: curve for curve in profile.curves if curve.used_for}
 
     def __missing__(self, id_: str) -> TransferCurve:
-        made = self[id_] = TransferCurve(self._measured[id_])
+        made = self[id_] = TransferCurve(self.measured[id_])
         return made
 
 
@@ -97,6 +97,13 @@ class RateTables:
         if op.cls in (*SPARSE_CLASSES, *SCAN_CLASSES):
             return self._measured_base(op)
         return self._memory_base(op, overlapped)
+
+    def timed(self, op: Operator, before: Basis, overlapped: bool) -> tuple[float, Bound]:
+        """(seconds, bound) of `basis`, given that of a profile with other numbers in the same entries."""
+        by_choices = f"{op.cls}/{op.variant}" in self._by_choices
+        if before.group == "memory_bound" and before.curve_id in self._transfers.measured and not by_choices:
+            return self._transfers[before.curve_id].read(operator_bytes(op)).seconds, "memory"
+        return self.basis(op, overlapped)[:2]
 
     # --- GEMMs and attention ---
 

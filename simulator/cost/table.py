@@ -191,14 +191,16 @@ class CostTable:
             price = self._blends[key] = blend(sms_reserved, overlapped, overlapped_share)
         return price
 
-    def phase_s(self, kind: BlockKind, phase: Phase, overlapped_share: float | None) -> float:
-        """Seconds of `phase` at even load, without the rest of its price."""
+    def phase_s(self, kind: BlockKind, phase: Phase, overlapped_share: float | None) -> tuple[float, float]:
+        """(`fixed_s`, `row_s`) of `phase`, without the rest of its price."""
         if overlapped_share is None or (kind, phase, "alone") not in self.compute:
             price = self.compute.get((kind, phase, "alone"), NO_COMPUTE)
-            return price.fixed_s + price.row_s
+            return price.fixed_s, price.row_s
         first, second = (self.compute[kind, phase, mode] for mode in PAIR_MODES)
-        fixed_s = blended(first.fixed_s, second.fixed_s, overlapped_share)
-        return fixed_s + blended(first.row_s, second.row_s, overlapped_share)
+        return (
+            blended(first.fixed_s, second.fixed_s, overlapped_share),
+            blended(first.row_s, second.row_s, overlapped_share),
+        )
 
     def phases(self, kind: BlockKind) -> frozenset[Phase]:
         """Phases that a block of this kind has."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from moesim.simulator.common.bounded_cache import ENTRY_BYTES, BoundedCache, Same
 from moesim.simulator.cost.formulas import busy_share
-from moesim.simulator.cost.table import Mode
+from moesim.simulator.cost.table import CostTable, Mode
 from moesim.simulator.engine.link_map import LinkMap
 from moesim.simulator.engine.program import (
     CompiledTask,
@@ -136,7 +136,7 @@ class _Compiler:
             task = tasks[position]
             cost = self.costs.transfer[task.kind, task.phase, mode]
             transfer = self.durations.transfer(rank, task.phase, routed, cost)
-            tasks[position] = task._replace(transfer=transfer)
+            tasks[position] = CompiledTask(*task[:8], transfer, task.stream)
         return replace(part.template, tasks=tuple(tasks))
 
     def _part(self, kind: ActionKind, forward: int, backward: int) -> _CompiledPart:
@@ -182,7 +182,7 @@ class _Compiler:
 
     def _new_part(self, template: Template, sides: tuple[int, int]) -> _CompiledPart:
         mode: Mode = "overlapped" if template.on_two_streams else "alone"
-        shares = self._busy_shares(template, sides) if template.by_duration else {}
+        shares = busy_shares(template, sides, self.blocks, self.costs)
         tasks: list[CompiledTask] = []
         transfers: list[tuple[int, int | None, Mode]] = []
         before: list[int | None] = []
@@ -224,27 +224,35 @@ class _Compiler:
             None if late else template.backward_out,
             positions,
             tuple(before),
-            TemplatePart(tuple(tasks), positions, *self.durations.shape),
+            TemplatePart(tuple(tasks), positions, *self.durations.shape, template, sides),
         )
         return _CompiledPart(compiled, tuple(transfers))
 
-    def _busy_shares(self, template: Template, stages: tuple[int, int]) -> dict[int, float]:
-        """Share of each layer pair's compute that runs beside busy communication SMs (eq. E20)."""
-        moved: dict[int, float] = {}
-        computed: dict[int, float] = {}
-        for task in template.tasks:
-            kind = self.blocks[stages[task.side]][task.block]
-            key: tuple[BlockKind, Phase, Mode] = (kind, task.phase, "overlapped")
-            transfer, price = self.costs.transfer.get(key), self.costs.compute.get(key)
-            pair = task.layer_pair
-            if task.phase in SHARDING_PHASES:
-                continue  # a library's collectives run on SMs of their own
-            if transfer is not None:
-                before = price.fixed_s + price.row_s if price else 0.0
-                moved[pair] = moved.get(pair, 0.0) + transfer.payload_s + before
-            elif price is not None:
-                computed[pair] = computed.get(pair, 0.0) + price.fixed_s + price.row_s
-        return {
-            pair: float(busy_share(moved.get(pair, 0.0), computed.get(pair, 0.0)))
-            for pair in {task.layer_pair for task in template.tasks}
-        }
+
+def busy_shares(
+    template: Template, stages: tuple[int, int], blocks: Sequence[Sequence[BlockKind]], costs: CostTable
+) -> dict[int, float]:
+    """Share of each layer pair's compute that runs beside busy communication SMs, by duration (eq. E20).
+
+    `stages`: those of both sides; `blocks`: the blocks of every stage. Empty where durations do not decide.
+    """
+    if not template.by_duration:
+        return {}
+    moved: dict[int, float] = {}
+    computed: dict[int, float] = {}
+    for task in template.tasks:
+        kind = blocks[stages[task.side]][task.block]
+        key: tuple[BlockKind, Phase, Mode] = (kind, task.phase, "overlapped")
+        transfer, price = costs.transfer.get(key), costs.compute.get(key)
+        pair = task.layer_pair
+        if task.phase in SHARDING_PHASES:
+            continue  # a library's collectives run on SMs of their own
+        if transfer is not None:
+            before = price.fixed_s + price.row_s if price else 0.0
+            moved[pair] = moved.get(pair, 0.0) + transfer.payload_s + before
+        elif price is not None:
+            computed[pair] = computed.get(pair, 0.0) + price.fixed_s + price.row_s
+    return {
+        pair: float(busy_share(moved.get(pair, 0.0), computed.get(pair, 0.0)))
+        for pair in {task.layer_pair for task in template.tasks}
+    }

@@ -160,6 +160,7 @@ class FoldedLinkMap(LinkMap):
         self._capacity = np.array([*(per_gpu * pp), *slow_sends.bytes_per_s]) / 1e9
         self._sends_cross_nodes = sends_cross_nodes
         self._known: dict[tuple[int, float, float], Demand] = {}
+        self._is_joined = False
 
     @classmethod
     def joined(cls, owners: Sequence[LinkMap], sends_cross_nodes: bool) -> FoldedLinkMap:
@@ -169,7 +170,7 @@ class FoldedLinkMap(LinkMap):
             link_map.capacity_bytes_per_ns[PORTS_PER_GPU * rank : PORTS_PER_GPU * (rank + 1)]
             for rank, link_map in enumerate(owners)
         ]
-        result._capacity = np.concatenate(parts)
+        result._capacity, result._is_joined = np.concatenate(parts), True
         return result
 
     @property
@@ -201,6 +202,15 @@ class FoldedLinkMap(LinkMap):
         ports = (PORTS_PER_GPU * source + first, size), (PORTS_PER_GPU * target + first + 1, size)
         crossing = self._slow_sends.crossing.get((source, target), ())
         return Demand.of([*ports, *((self._first_border + b, size * senders) for b, senders in crossing)])
+
+    def sends_like(self, other: LinkMap) -> bool:
+        """Whether sends put their bytes on the same links as in another map of one kind of cluster."""
+        return (
+            isinstance(other, FoldedLinkMap)
+            and not (self._is_joined or other._is_joined)
+            and self._sends_cross_nodes == other._sends_cross_nodes
+            and self._slow_sends.crossing == other._slow_sends.crossing
+        )
 
     def send_slowness(self, source: int, target: int) -> FloatArray | float:
         """Time of a send over that inside a domain of the network (eq. N6)."""

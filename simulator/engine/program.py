@@ -20,7 +20,7 @@ from moesim.simulator.cost.table import CostTable, PhaseCost, TransferCost
 from moesim.simulator.engine.link_map import Demand, LinkMap
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.schedules import Schedule
-from moesim.simulator.schedules.template import WEIGHT_OF, OverlapOrder, Stream
+from moesim.simulator.schedules.template import WEIGHT_OF, OverlapOrder, Stream, Template
 
 # -- durations -------------------------------------------------------------------------------------
 
@@ -210,9 +210,14 @@ class PhaseRows:
         """Sum over members by micro-batch."""
         return self._figure("total", np.add)
 
+    @property
+    def has_figures(self) -> bool:
+        """Whether all three are kept."""
+        return len(self._figures) == 3
+
     def keep(self, figures: IntArray) -> None:
         """Keep slowest, fastest and total [3, micro-batches] that were worked out without the numbers."""
-        self._figures |= dict(zip(("slowest", "fastest", "total"), figures, strict=True))
+        self._figures["slowest"], self._figures["fastest"], self._figures["total"] = figures
 
     def _figure(self, name: Hashable, reduce: np.ufunc) -> IntArray:
         """Reduction over the members."""
@@ -269,12 +274,15 @@ class TemplatePart:
     """What does not depend on the pipeline rank that runs a template.
 
     `tasks`: the tasks without the durations of their transfers, whose positions are in `transfers`.
+    `template`: what they were made from, at the stages `stages` of both sides.
     """
 
     tasks: tuple[CompiledTask, ...]
     transfers: tuple[int, ...]
     microbatches: int
     members: int
+    template: Template
+    stages: tuple[int, int]
 
     @cached_property
     def columns(self) -> TemplateColumns:

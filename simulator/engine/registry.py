@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import nearest
+from moesim.simulator.cost.table import CostTable
 from moesim.simulator.engine.compiled.engine import (
     TASKS_BEFORE,
     AutomaticEngine,
     CompiledEngine,
+    end_at,
+    repeated,
     start_in_background,
 )
 from moesim.simulator.engine.compiled.loader import Call, attempts, is_ready, native, place, problem
+from moesim.simulator.engine.compiled.lower import StepRates
+from moesim.simulator.engine.link_map import LinkMap
+from moesim.simulator.engine.program import MemberVariation, Program
 from moesim.simulator.engine.records import Engine
 from moesim.simulator.engine.simpy.execute import SimpyEngine
 
@@ -43,6 +50,20 @@ def engine_of(name: str | None = None) -> Engine:
             key="engine",
         )
     return ENGINES[chosen]
+
+
+def repeated_step(
+    engine: Engine, program: Program
+) -> Callable[[CostTable, MemberVariation, LinkMap], int | None] | None:
+    """What gives the end (ns) of a program of folded resolution at other prices, clocks, loads and links.
+
+    It gives None where these need another program. None where SimPy is to run the program.
+    """
+    compiled = engine is _compiled or (engine is _automatic and _automatic.takes_compiled([program]))
+    if not (compiled and _compiled.loads()):
+        return None
+    step = repeated(program)
+    return lambda *rates: end_at(step, StepRates(*rates))
 
 
 REQUESTS_BEFORE = 3_000

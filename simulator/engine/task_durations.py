@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -63,7 +64,7 @@ def _no_compute(shape: tuple[int, int]) -> PhaseRows:
     return PhaseRows.of(none)
 
 
-class _Loads(NamedTuple):
+class LoadFacts(NamedTuple):
     """Facts of the loads of a variation."""
 
     key: object
@@ -75,7 +76,7 @@ class _Loads(NamedTuple):
     """Routed blocks whose transfers send fewer bytes than under even load, because capacity dropped rows."""
 
 
-_LOADS: BoundedCache[_Loads] = BoundedCache(48_000_000, lambda loads: loads.bytes + 1000)
+_LOADS: BoundedCache[LoadFacts] = BoundedCache(48_000_000, lambda loads: loads.bytes + 1000)
 
 _PHASE_NUMBER: dict[Phase, int] = {phase: number for number, phase in enumerate(get_args(Phase))}
 """Part of the seed of a phase's run-to-run noise."""
@@ -109,11 +110,12 @@ class CompiledPhases:
         places = np.array([f[2:5] for f in formulas], dtype=np.int64)
         figures = np.empty((len(phases), 3, weights.shape[1]), np.int64)
         row = np.empty(sums.shape[1], np.int64)
-        arrays = numbers, places, figures, *bounds, rank, weights, sums, row
+        known = np.array([phase.has_figures for phase in phases], dtype=np.int64)
+        arrays = numbers, places, known, figures, *bounds, rank, weights, sums, row
         at = [_address(array) for array in arrays]
-        self.native.fill_figures(len(phases), *at[:2], weights.shape[1], sums.shape[1], *at[2:])
-        for phase, own in zip(phases, figures, strict=True):
-            phase.keep(own.copy())
+        self.native.fill_figures(len(phases), *at[:3], weights.shape[1], sums.shape[1], *at[3:])
+        for number in np.flatnonzero(known == 0).tolist():
+            phases[number].keep(figures[number].copy())
 
 
 def weighted_sums_ns(
@@ -159,10 +161,10 @@ class TaskDurations:
         self.shape = (schedule.microbatches, variation.clock.shape[1])
         self._even = read_only(np.ones((1, self.shape[1])))
         self._slowest_clock = float(variation.clock.max(initial=0.0))
-        key = array_key(variation.loads), array_key(variation.node_loads)
-        self.loads = _LOADS.get(key, lambda: _loads(variation))
+        self.loads = load_facts(variation)
         self.stage_tokens = self._tokens(stages)
         self._clocks: dict[int, FloatArray] = {}
+        self._of_blocks: dict[int, tuple[TransferCost, FloatArray | None]] = {}
         self._loads: dict[int | None, tuple[FloatArray, FloatArray]] = {None: (self._even, self._even)}
         self._transfers: dict[tuple[int | None, int, object], TransferRows] = {}
 
@@ -304,6 +306,26 @@ class TaskDurations:
         demand = self.link_map.uniform(rank, phase, cost) if routed not in self.loads.dropping else None
         return known if demand is None else known._replace(demand=demand)
 
+    def _slowest_ns(self, cost: TransferCost) -> FloatArray | None:
+        """Payload in ns of the slowest member, which is the most loaded one, on healthy links (eq. E2).
+
+        One row a routed block, and one for even load [routed blocks + 1, micro-batches]; None where durations
+        are unusual.
+        """
+        known = self._of_blocks.get(id(cost))
+        if known is None:  # which keeps the cost, so that its identity stays its own
+            seconds = payload_seconds((cost.nic_s, self._most[0]), (cost.scale_up_s, self._most[1]))
+            loads = self.variation.node_loads, self.variation.loads
+            usual = min(cost.nic_s, cost.scale_up_s, self.loads.least) >= 0.0 and (
+                float(seconds.max()) <= LONGEST_PHASE_S and all(own.flags.c_contiguous for own in loads)
+            )
+            known = self._of_blocks[id(cost)] = cost, read_only(seconds * NS) if usual else None
+        return known[1]
+
+    @cached_property
+    def _most(self) -> FloatArray:
+        return most_rows(self.variation)
+
     def _payload(
         self,
         slowness: tuple[FloatArray | float, FloatArray | float],
@@ -314,6 +336,10 @@ class TaskDurations:
     ) -> Payload:
         """Payload in ns of the slowest member, and of each unless it follows from the loads (eq. E2)."""
         nic, scale_up = slowness
+        if isinstance(nic, float) and isinstance(scale_up, float) and nic == scale_up == 1.0:
+            of_blocks = self._slowest_ns(cost)
+            if of_blocks is not None:
+                return of_blocks[-1 if routed is None else routed], None
         slow = (
             nic if isinstance(nic, float) else array_key(nic),
             scale_up if isinstance(scale_up, float) else array_key(scale_up),
@@ -323,17 +349,6 @@ class TaskDurations:
         key = (load_key, self.shape, cost.nic_s, cost.scale_up_s, slow)
 
         def payload() -> Payload:
-            if (
-                slow == (1.0, 1.0)
-                and least >= 0.0
-                and load.flags.c_contiguous
-                and node_load.flags.c_contiguous
-            ):
-                # The slowest member of a hop is the most loaded one.
-                most = most_loaded(node_load), most_loaded(load)
-                slowest = payload_seconds((cost.nic_s, most[0]), (cost.scale_up_s, most[1]))
-                if float(slowest.max(initial=0.0)) <= LONGEST_PHASE_S:
-                    return read_only(np.array(np.broadcast_to(slowest * NS, self.shape[:1]))), None
             seconds = payload_seconds((cost.nic_s, node_load), (cost.scale_up_s, load), (nic, scale_up))
             each = np.ascontiguousarray(np.broadcast_to(seconds, self.shape))
             slowest = each.max(axis=1)
@@ -344,11 +359,27 @@ class TaskDurations:
         return _PAYLOADS.get(key, payload)
 
 
-def _loads(variation: MemberVariation) -> _Loads:
+def most_rows(variation: MemberVariation) -> FloatArray:
+    """Rows of the most loaded node and member [2, routed blocks + 1, micro-batches], with 1 at the end."""
+    blocks, microbatches, _ = variation.loads.shape
+    most = np.ones((2, blocks + 1, microbatches))
+    for own, loads in zip(most, (variation.node_loads, variation.loads), strict=True):
+        for row, load in zip(own, loads, strict=False):
+            row[:] = most_loaded(load)
+    return most
+
+
+def load_facts(variation: MemberVariation) -> LoadFacts:
+    """The facts of the loads of a variation, worked out once for the same arrays."""
+    key = array_key(variation.loads), array_key(variation.node_loads)
+    return _LOADS.get(key, lambda: _loads(variation))
+
+
+def _loads(variation: MemberVariation) -> LoadFacts:
     loads, node_loads = variation.loads, variation.node_loads
     if not loads.size:
-        return _Loads(object(), 0, 1.0, 1.0, frozenset())
+        return LoadFacts(object(), 0, 1.0, 1.0, frozenset())
     dropping = np.flatnonzero(loads.mean(axis=2).min(axis=1) < 1.0 - LOAD_TOLERANCE)
     least = float(min(loads.min(), node_loads.min()))
     size, most = loads.nbytes + node_loads.nbytes, float(loads.max())
-    return _Loads(object(), size, least, most, frozenset(dropping.tolist()))
+    return LoadFacts(object(), size, least, most, frozenset(dropping.tolist()))

@@ -23,6 +23,9 @@ _VARIATIONS: BoundedCache[MemberVariation] = BoundedCache(
 )
 """Variations drawn before, of at most 48 MB."""
 
+_EVEN: BoundedCache[FloatArray] = BoundedCache(48_000_000, lambda loads: loads.nbytes)
+"""Even loads by shape; variations with the same ones share what follows from them."""
+
 MOST_GROUPS = 4096
 """Most groups whose speeds are drawn to find the slowest."""
 
@@ -124,10 +127,9 @@ class Draws:
         clock = np.repeat(clock, in_step, axis=1)
         full = (self.layers, self.microbatches, members)
         if loads is None:
-            flat = np.ones(full)
             if folded and clock_cv == 0.0 and jitter_cv == 0.0:
-                clock, flat = clock[:, :1], flat[:, :, :1]  # all members are equal, so one is drawn
-            rows = nodes = np.ascontiguousarray(flat)
+                clock, full = clock[:, :1], (*full[:2], 1)  # all members are equal, so one is drawn
+            rows = nodes = _EVEN.get(full, lambda: np.ones(full))
         else:
             rows, nodes = loads.rows.reshape(full), loads.node_rows.reshape(full)
         for array in (clock, rows, nodes):

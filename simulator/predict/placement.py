@@ -83,9 +83,13 @@ def block_times(pricer: Pricer, blocks: Sequence[Block], microbatches: int) -> l
     compute, transfer = block_prices(pricer, {block.kind for block in blocks}, ("alone",))
     loads = iter(_fullest_loads(pricer, blocks, microbatches))
     times = []
+    known: dict[tuple[BlockKind, float, float], FloatArray] = {}
     for block in blocks:
         rows, node_rows = next(loads) if may_route(block.kind) else (1.0, 1.0)
-        own = np.zeros((3, 3))
+        if (block.kind, rows, node_rows) in known:
+            times.append(known[block.kind, rows, node_rows])
+            continue
+        own = known[block.kind, rows, node_rows] = np.zeros((3, 3))
         for (kind, phase, _), price in compute.items():
             if kind == block.kind:
                 own[_row(phase), 0] += price.fixed_s + price.row_s * rows

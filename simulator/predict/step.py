@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import fsum
 
@@ -15,13 +15,14 @@ from moesim.simulator.common.processes import without_cyclic_collection
 from moesim.simulator.cost.cost_table import cost_table
 from moesim.simulator.cost.load_clock import cap_of
 from moesim.simulator.cost.pricing import Pricer
+from moesim.simulator.cost.table import CostTable, SlowSends
 from moesim.simulator.cost.transfers import sends_over_tiers
 from moesim.simulator.engine.compilation import compile_program
 from moesim.simulator.engine.full_resolution.groups import ClusterPrograms, compile_groups
-from moesim.simulator.engine.link_map import FoldedLinkMap
-from moesim.simulator.engine.program import PricedSchedule, Program
+from moesim.simulator.engine.link_map import FoldedLinkMap, LinkMap
+from moesim.simulator.engine.program import NS, MemberVariation, PricedSchedule, Program
 from moesim.simulator.engine.records import Engine, Execution, step_time_s
-from moesim.simulator.engine.registry import engine_of
+from moesim.simulator.engine.registry import engine_of, repeated_step
 from moesim.simulator.layout.dispatch_limits import check_dispatcher
 from moesim.simulator.layout.expert_load import RankLoads, load_spec
 from moesim.simulator.layout.job import (
@@ -261,6 +262,19 @@ def _pool(
     stages: StageAssignment | None = None,
 ) -> PreparedPool:
     """Prepare a pool as if the whole pipeline ran on it; `schedule` and `stages` come from the fleet."""
+    pricer = Pricer.shared(job)
+    priced, stages, draws = _priced(pricer, schedule, stages)
+    programs, whole = _programs(priced, pricer, draws)
+    schedule, count = priced.schedule, priced.schedule.microbatches
+    memory = memory_of(job.scenario, job.shape, job.cluster, stages, rank_stages(schedule), count, schedule)
+    return PreparedPool(part, job, schedule, stages, pricer, draws, programs, memory, whole)
+
+
+def _priced(
+    pricer: Pricer, schedule: Schedule | None, stages: StageAssignment | None
+) -> tuple[PricedSchedule, StageAssignment, Draws]:
+    """Check the plan of a job, choose what of it is not given, price it and seed its draws."""
+    job = pricer.job
     scenario, shape = job.scenario, job.shape
     check_sms(scenario.communication.sms, job.cluster)
     check_hardware(scenario, job.cluster)
@@ -276,7 +290,6 @@ def _pool(
     )
     check_recompute(shape, scenario.recompute)
     check_combination(scenario, schedule, shape, job.cluster.node.n_gpus)
-    pricer = Pricer.shared(job)
     cap_of(pricer)  # raises for a cap on the power that nothing prices
     if stages is None:
         stages = assign_stages(scenario, pricer, schedule)
@@ -287,16 +300,14 @@ def _pool(
         job, load_spec(scenario, shape, layout, layers), layers, schedule.microbatches, pricer.received_rows
     )
     order = scenario.communication.order_of(scenario.schedule)
-    priced = PricedSchedule(schedule, kinds, costs, order)
-    programs, whole = _programs(job, priced, pricer, draws)
-    memory = memory_of(scenario, shape, job.cluster, stages, rank_stages(schedule), count, schedule)
-    return PreparedPool(part, job, schedule, stages, pricer, draws, programs, memory, whole)
+    return PricedSchedule(schedule, kinds, costs, order), stages, draws
 
 
 def _programs(
-    job: ResolvedJob, priced: PricedSchedule, pricer: Pricer, draws: Draws
+    priced: PricedSchedule, pricer: Pricer, draws: Draws
 ) -> tuple[tuple[Program, ...], ClusterPrograms | None]:
     """One program for all GPUs in folded resolution, one a group of GPUs in full resolution."""
+    job = pricer.job
     if job.scenario.resolution == "full":
         sends = sends_over_tiers(pricer, priced.costs.send_s, priced.costs.send_bytes)
         whole = compile_groups(job, priced, draws.variation, sends)
@@ -305,24 +316,7 @@ def _programs(
         raise InputError(
             "faults need full resolution, which simulates every GPU; add resolution: full (--resolution full)"
         )
-    links = (
-        pricer.links.nic_bytes_per_s or 1.0,  # a single node has no NIC traffic; its links need a rate
-        pricer.links.scale_up_bytes_per_s,
-        priced.costs.send_across_nodes,
-    )
-    slow_sends = sends_over_tiers(pricer, priced.costs.send_s, priced.costs.send_bytes)
-    # Compute of one micro-batch on every pipeline rank, alone on all SMs, forward and backward.
-    of_kind: dict[BlockKind, float] = defaultdict(float)
-    for (kind, _, mode), price in priced.costs.compute.items():
-        if mode == "alone":
-            of_kind[kind] += price.fixed_s + price.row_s
-    schedule, blocks = priced.schedule, priced.blocks
-    group = draws.slowest_group(
-        [
-            fsum(of_kind[kind] for stage in schedule.stages_on_rank(rank) for kind in blocks[stage])
-            for rank in range(schedule.pp)
-        ]
-    )
+    group, links = _slowest(priced, draws), _links(priced, pricer)
     variation, order = draws.variation(group), priced.order
     key = (
         Same(priced.schedule),
@@ -330,25 +324,48 @@ def _programs(
         priced.blocks,
         order,
         Same(variation),
-        links,
+        links[1:4],
         group,
     )
-    program = _PROGRAMS.get(
-        key,
-        lambda: compile_program(
-            priced, variation, FoldedLinkMap(priced.schedule.pp, *links, slow_sends), group
-        ),
-    )
+    program = _PROGRAMS.get(key, lambda: compile_program(priced, variation, FoldedLinkMap(*links), group))
     return (program,), None
+
+
+def _links(priced: PricedSchedule, pricer: Pricer) -> tuple[int, float, float, bool, SlowSends]:
+    """What the link map of folded resolution is made of."""
+    return (
+        priced.schedule.pp,
+        pricer.links.nic_bytes_per_s or 1.0,  # a single node has no NIC traffic; its links need a rate
+        pricer.links.scale_up_bytes_per_s,
+        priced.costs.send_across_nodes,
+        sends_over_tiers(pricer, priced.costs.send_s, priced.costs.send_bytes),
+    )
+
+
+def _slowest(priced: PricedSchedule, draws: Draws) -> int:
+    """The group that folded resolution simulates."""
+    # Compute of one micro-batch on every pipeline rank, alone on all SMs, forward and backward.
+    of_kind: dict[BlockKind, float] = defaultdict(float)
+    for (kind, _, mode), price in priced.costs.compute.items():
+        if mode == "alone":
+            of_kind[kind] += price.fixed_s + price.row_s
+    schedule, blocks = priced.schedule, priced.blocks
+    return draws.slowest_group(
+        [
+            fsum(of_kind[kind] for stage in schedule.stages_on_rank(rank) for kind in blocks[stage])
+            for rank in range(schedule.pp)
+        ]
+    )
 
 
 def _bytes_of(program: Program) -> int:
     """Bytes of the durations of a program and, as measured roughly, of its steps and tasks themselves."""
     steps = [step for rank in program.ranks for step in rank]
-    tasks = [task for code in {id(step.code): step.code for step in steps}.values() for task in code.tasks]
-    return sum({id(task.compute): task.compute.nbytes for task in tasks}.values()) + ENTRY_BYTES * (
-        len(steps) + len(tasks)
-    )
+    codes = {id(step.code): step.code for step in steps}.values()
+    parts = {id(code.part): code.part for code in codes}.values()
+    compute = {id(task.compute): task.compute.nbytes for part in parts for task in part.tasks}
+    tasks = sum(len(code.tasks) for code in codes)
+    return sum(compute.values()) + ENTRY_BYTES * (len(steps) + tasks)
 
 
 _PROGRAMS: BoundedCache[Program] = BoundedCache(160_000_000, _bytes_of)
@@ -391,3 +408,46 @@ def run_step(
     """
     with without_cyclic_collection():
         return execute(prepare(what, profile=profile, stages=stages, engine=engine))
+
+
+MOST_REPEATED = 4
+"""Groups whose tables a `MovedStep` keeps, each of some tens of megabytes with its draws of noise."""
+
+
+class MovedStep:
+    """A prepared step that is run again at other rates and spreads, as intervals do.
+
+    Plan, schedule, templates and tables are made once, where folded resolution and the compiled engine allow.
+    """
+
+    def __init__(self, prepared: Prepared) -> None:
+        """`prepared`: a step of one cluster at the rates of its scenario."""
+        self.prepared = prepared
+        self._end_of: dict[int, Callable[[CostTable, MemberVariation, LinkMap], int | None]] = {}
+        """By the group that folded resolution simulates, which clocks and prices may change."""
+        self._keep(prepared)
+
+    def time_s(self, job: ResolvedJob) -> float:
+        """Seconds of the step of a job that differs in rates and spreads alone; raises as `run_step`."""
+        pool = self.prepared.pool
+        if self._end_of:
+            pricer = pool.pricer.of(job)
+            priced, _, draws = _priced(pricer, pool.schedule, pool.stages)
+            end = self._end_of.get(group := _slowest(priced, draws))
+            if end is not None:
+                links = FoldedLinkMap(*_links(priced, pricer))
+                end_ns = end(priced.costs, draws.variation(group), links)
+                if end_ns is not None:
+                    return end_ns / NS
+        made = prepare(job, stages=pool.stages, engine=self.prepared.engine.name)
+        if made.program.group not in self._end_of:
+            self._keep(made)
+        return execute(made).time_s
+
+    def _keep(self, prepared: Prepared) -> None:
+        """Keep the tables of a program, if its engine and resolution allow."""
+        program = prepared.program
+        if len(self._end_of) < MOST_REPEATED and isinstance(program.link_map, FoldedLinkMap):
+            end = repeated_step(prepared.engine, program)
+            if end is not None:
+                self._end_of[program.group] = end

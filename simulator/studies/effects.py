@@ -58,6 +58,7 @@ from moesim.simulator.studies.sources import (
     session,
     shifted,
     shifted_cluster,
+    shifted_together,
     spread_response_s,
     step_evidence,
 )
@@ -261,6 +262,7 @@ def _run_exactly(
 def moved(prepared: Prepared, changes: Mapping[str, float], used: Sequence[str]) -> ResolvedJob:
     """The job with sources shifted by relative changes, by id; `used`: entries that a session may shift."""
     scenario, profile, cluster = prepared.scenario, prepared.profile, prepared.cluster
+    shifts: dict[str, list[float]] = {}
     for id_, change in changes.items():
         if id_ == RETRIES.id:  # no engine run has it
             continue
@@ -277,7 +279,11 @@ def moved(prepared: Prepared, changes: Mapping[str, float], used: Sequence[str])
             scenario = scenario.model_copy(update={"cluster": cluster})
             continue
         for entry in session(profile, used)[1] if id_ == SESSION else (id_,):
-            profile = shifted(profile, entry, change, _sms(cluster))
+            shifts.setdefault(entry, []).append(change)
+    if len(shifts) == 1 and len(one := next(iter(shifts.items()))[1]) == 1:
+        profile = shifted(profile, next(iter(shifts)), one[0], _sms(cluster))
+    elif shifts:
+        profile = shifted_together(profile, shifts, _sms(cluster))
     return replace(prepared.job, scenario=scenario, profile=profile, cluster=cluster)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from importlib import import_module
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 from moesim.simulator.common.processes import dask_client, worker_pool
@@ -19,7 +18,8 @@ Task = tuple[int, Scenario]
 """A point to compute: (number of the point, its scenario)."""
 
 Group = Sequence[Task]
-"""Points that one worker computes in a row, because they share prices and draws."""
+"""Points that one worker computes in a row, because they share prices and draws. Groups may be made as they
+are taken, so that few scenarios exist at a time."""
 
 Wanted = Callable[[int], bool]
 """Called with a point's number when its turn comes; returns whether it must still be computed."""
@@ -66,24 +66,25 @@ def outcomes_locally(
     `pool`: processes of `start_pool`, which are shut down here. If a process dies, the points that were
     running are tried once more, each alone in a new process; a point whose process dies again has failed.
     """
-    waiting = deque(groups)
+    waiting = iter(groups)
     pool = pool or start_pool(workers)
     try:
         running: dict[Future[list[PointOutcome]], Group] = {}
-        while waiting or running:
-            while waiting and len(running) < AHEAD * workers:
-                group: Group = [task for task in waiting.popleft() if wanted(task[0])]
-                if group and not _submit(pool, running, group, measure):
-                    waiting.appendleft(group)
+        group = next(waiting, None)
+        while group is not None or running:
+            while group is not None and len(running) < AHEAD * workers:
+                own = [task for task in group if wanted(task[0])]
+                if own and not _submit(pool, running, own, measure):
                     break
+                group = next(waiting, None)
             suspects: list[Task] = []
             done = wait(running, return_when=FIRST_COMPLETED).done if running else set()
             for future in sorted(done, key=lambda f: running[f][0][0]):
-                group = running.pop(future)
+                ended = running.pop(future)
                 if isinstance(future.exception(), BrokenProcessPool):
-                    suspects += group
+                    suspects += ended
                 else:
-                    yield from _numbered(group, future.result())
+                    yield from _numbered(ended, future.result())
             if suspects or not done:
                 # A broken pool fails all running points within moments of each other.
                 wait(running)
@@ -133,13 +134,12 @@ def outcomes_on_dask(
     """
     with dask_client(address) as client:
         left = ([task for task in group if wanted(task[0])] for group in groups)
-        waiting = deque(group for group in left if group)
+        waiting = (group for group in left if group)
         given: dict[Any, Group] = {}
         pool = import_module("distributed").as_completed(loop=client.loop)
 
         def give_out(n: int) -> None:
-            for _ in range(min(n, len(waiting))):
-                group = waiting.popleft()
+            for group in islice(waiting, n):
                 scenarios = [scenario for _, scenario in group]
                 future = client.submit(evaluate_group, scenarios, measure, pure=False, retries=1)
                 given[future.key] = group

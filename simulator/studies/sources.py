@@ -235,45 +235,58 @@ def shifted(profile: CalibrationProfile, id_: str, change: float, n_sms: int) ->
     1). `n_sms`: SMs of the accelerator, for laws that are a formula of it. Raises InputError for an unknown
     id.
     """
-    if profile._shifted_from is not None:  # of a draw, which is priced once
-        return _new_shifted(profile, id_, change, n_sms)
     key = (Same(profile), id_, change, n_sms)
-    return _SHIFTED.get(key, lambda: _new_shifted(profile, id_, change, n_sms))
+    return _SHIFTED.get(key, lambda: shifted_together(profile, {id_: (change,)}, n_sms))
 
 
 _SHIFTED: BoundedCache[CalibrationProfile] = BoundedCache(512)
 """Shifted profiles, so that plans and scenarios with one profile share the prices at its shifted rates."""
 
 
-def _new_shifted(profile: CalibrationProfile, id_: str, change: float, n_sms: int) -> CalibrationProfile:
-    moved = _shifted(profile, id_, 1.0 + change, n_sms)
+def shifted_together(
+    profile: CalibrationProfile, changes: Mapping[str, Sequence[float]], n_sms: int
+) -> CalibrationProfile:
+    """The profile with several entries shifted as by `shifted`, each by its changes one after the other."""
+    known = {entry.id: entry for entry in profile.entries()}
+    numbers: dict[str, Any] = {}
+    moved: dict[str, Entry] = {}
+    for id_, each in changes.items():
+        own = getattr(profile, id_) if id_ in NUMBERS else known.get(id_) or profile.entry(id_)
+        for change in each:
+            own = _moved(own, 1.0 + change, n_sms)
+        (numbers if id_ in NUMBERS else moved)[id_] = own
+    tuples = {
+        field: tuple([moved.get(entry.id, entry) for entry in getattr(profile, field)])
+        for field in ("gemm_tables", "curves", "laws", "priors")
+    }
+    result = profile.model_copy(update=numbers | tuples)
     before, entries = profile._shifted_from or (profile, frozenset())
-    moved._shifted_from = before, entries | {id_}
-    return moved
+    result._shifted_from = before, entries | changes.keys()
+    return result
 
 
-def _shifted(profile: CalibrationProfile, id_: str, factor: float, n_sms: int) -> CalibrationProfile:
-    if id_ in NUMBERS:
-        number = getattr(profile, id_)
-        return profile.model_copy(update={id_: number.model_copy(update={"value": number.value * factor})})
-    entry = profile.entry(id_)
-    if isinstance(entry, GemmTable):
-        return _with(
-            profile, "gemm_tables", entry, points=tuple(_gemm_row(entry, r, factor) for r in entry.points)
-        )
-    if isinstance(entry, MeasuredCurve):
-        scale = factor if _is_time(entry) else 1.0 / factor
-        points = tuple((p[0], p[1] * scale, *p[2:]) for p in entry.points)
-        return _with(profile, "curves", entry, points=points)
-    if isinstance(entry, Law):
-        measured = entry.points
-        if entry.form == "free_sms":
+def _moved(own: Entry | Sourced, factor: float, n_sms: int) -> Entry | Sourced:
+    """An entry or a number with its times multiplied by a factor."""
+    if isinstance(own, Sourced):
+        return own.model_copy(update={"value": own.value * factor})
+    changes: dict[str, Any]
+    if isinstance(own, GemmTable):
+        changes = {"points": tuple([_gemm_row(own, row, factor) for row in own.points])}
+    elif isinstance(own, MeasuredCurve):
+        scale = factor if _is_time(own) else 1.0 / factor
+        changes = {"points": tuple([(p[0], p[1] * scale, *p[2:]) for p in own.points])}
+    elif isinstance(own, Law):
+        measured = own.points
+        if own.form == "free_sms":
             measured = tuple((float(n), n_sms / (n_sms - n)) for n in range(n_sms))
         points = tuple((n, max(1.0, s * factor) if n else s) for n, s in measured)
-        return _with(profile, "laws", entry, form="table", points=points)
-    assert isinstance(entry, Prior)
-    fraction = min(1.0, entry.fraction / factor)
-    return _with(profile, "priors", entry, fraction=fraction)
+        changes = {"form": "table", "points": points}
+    else:
+        assert isinstance(own, Prior)
+        changes = {"fraction": min(1.0, own.fraction / factor)}
+    new = own.model_copy(update=changes)
+    new.__dict__.pop("curve", None)  # it was computed from the old points
+    return new
 
 
 def _gemm_row(table: GemmTable, row: tuple[Any, ...], factor: float) -> tuple[Any, ...]:
@@ -285,14 +298,6 @@ def _is_time(curve: MeasuredCurve) -> bool:
     return curve.y_unit in ("us", "ms", "s", "ns") or curve.y_name.startswith(
         ("time", "latency", "slow-down")
     )
-
-
-def _with(profile: CalibrationProfile, field: str, entry: Entry, **changes: Any) -> CalibrationProfile:
-    """`profile` with one entry changed."""
-    new = entry.model_copy(update=changes)
-    new.__dict__.pop("curve", None)  # it was computed from the old points
-    kept = tuple(new if e is entry else e for e in getattr(profile, field))
-    return profile.model_copy(update={field: kept})
 
 
 # -- response ----------------------------------------------------------------------------------------
@@ -417,7 +422,7 @@ def _price(table: CostTable, part: ResponsePart) -> float:
             part.kind, part.phase, "alone" if part.overlapped_share is None else "overlapped"
         ]
         return cost.payload_s
-    return table.phase_s(part.kind, part.phase, part.overlapped_share)
+    return sum(table.phase_s(part.kind, part.phase, part.overlapped_share))
 
 
 # -- step evidence -----------------------------------------------------------------------------------

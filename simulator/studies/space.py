@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, product
+from itertools import groupby
 from math import prod
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -62,7 +62,29 @@ class _Choice:
         return self.low + u * (self.high - self.low)
 
 
-def points(space: Space, design: str = "grid", count: int | None = None, seed: int = 0) -> list[Point]:
+class Points(Sequence[Point]):
+    """The points of a design in its order, each made when it is read; equal points appear once."""
+
+    def __init__(self, count: int, make: Callable[[int], Point]) -> None:
+        """`make` gives each of `count` points by its number."""
+        self._make = make
+        first: dict[bytes, int] = {}
+        for number in range(count):
+            text = repr(sorted(make(number).items(), key=lambda item: item[0]))
+            first.setdefault(hashlib.blake2b(text.encode(), digest_size=16).digest(), number)
+        self._numbers = np.fromiter(first.values(), dtype=np.int64)
+
+    def __len__(self) -> int:
+        """Number of points."""
+        return len(self._numbers)
+
+    def __getitem__(self, at):  # type: ignore[no-untyped-def]
+        """A point, or the list of those of a slice."""
+        own = self._numbers[at]
+        return [self._make(int(number)) for number in own] if isinstance(at, slice) else self._make(int(own))
+
+
+def points(space: Space, design: str = "grid", count: int | None = None, seed: int = 0) -> Points:
     """The points of a design, in its order; equal points appear once.
 
     A grid has every combination, with the last key varying fastest. A list takes the n-th value of every
@@ -89,23 +111,28 @@ def points(space: Space, design: str = "grid", count: int | None = None, seed: i
         found = [dict(point) for point in space]
         if not all(found):
             raise InputError("a point of the sweep names no key; leave it out")
-        return _once(found)
+        return Points(len(found), found.__getitem__)
     choices = {key: _choice(key, values, drawn) for key, values in space.items()}
+    sizes = [len(c.values) for c in choices.values()]
     if design == "grid":
-        size = prod(len(c.values) for c in choices.values())
-        if size > MOST_POINTS:
-            raise InputError(f"the grid has {size:,} points, more than {MOST_POINTS:,}; use design sobol")
-        return _once(
-            [dict(zip(choices, row, strict=True)) for row in product(*(c.values for c in choices.values()))]
-        )
+        if prod(sizes) > MOST_POINTS:
+            raise InputError(
+                f"the grid has {prod(sizes):,} points, more than {MOST_POINTS:,}; use design sobol"
+            )
+
+        def of_grid(number: int) -> Point:
+            at = np.unravel_index(number, sizes)
+            return {key: c.values[int(i)] for (key, c), i in zip(choices.items(), at, strict=True)}
+
+        return Points(prod(sizes), of_grid)
     if design == "list":
-        lengths = {len(c.values) for c in choices.values()} - {1}
+        lengths = {*sizes} - {1}
         if len(lengths) > 1:
             told = ", ".join(f"{key} {len(c.values)}" for key, c in choices.items())
             raise InputError(f"design list needs as many values for every key (or one): {told}")
-        n = max(lengths, default=1)
-        return _once(
-            [{k: c.values[i if len(c.values) > 1 else 0] for k, c in choices.items()} for i in range(n)]
+        return Points(
+            max(lengths, default=1),
+            lambda number: {k: c.values[number if len(c.values) > 1 else 0] for k, c in choices.items()},
         )
     assert count is not None
     units = (
@@ -113,8 +140,9 @@ def points(space: Space, design: str = "grid", count: int | None = None, seed: i
         if design == "random"
         else _sobol(count, len(choices), seed)
     )
-    return _once(
-        [{k: c.at(float(u)) for (k, c), u in zip(choices.items(), row, strict=True)} for row in units]
+    return Points(
+        count,
+        lambda number: {k: c.at(float(u)) for (k, c), u in zip(choices.items(), units[number], strict=True)},
     )
 
 
@@ -135,13 +163,6 @@ def _choice(key: str, values: Values, drawn: bool) -> _Choice:
     return _Choice((values,))
 
 
-def _once(points: list[Point]) -> list[Point]:
-    kept: dict[str, Point] = {}
-    for point in points:
-        kept.setdefault(repr(sorted(point.items(), key=lambda item: item[0])), point)
-    return list(kept.values())
-
-
 def _sobol(count: int, dimensions: int, seed: int) -> FloatArray:
     """The Sobol sequence, shifted by one seeded vector modulo 1, so that every SciPy gives equal numbers."""
     try:
@@ -157,8 +178,6 @@ def _sobol(count: int, dimensions: int, seed: int) -> FloatArray:
 
 # -- work order --------------------------------------------------------------------------------------
 # Orders the points of a sweep: those that share prices and draws are computed one after the other.
-
-Item = TypeVar("Item")
 
 EXPENSIVE = ("model", "parallel", "schedule", "batch", "seed", "variation", "routing")
 """Sections whose values decide draws and schedule, the parts of a step that take longest to make."""
@@ -177,27 +196,25 @@ def work_order(points: Sequence[KeyValues]) -> list[int]:
     Values are ordered by their first appearance, so that the order depends on the points alone.
     """
     keys = sorted({key for point in points for key in point}, key=_cost)
-    rank: dict[str, dict[str, int]] = {key: {} for key in keys}
-    for point in points:
-        for key in keys:
-            rank[key].setdefault(_text(point, key), len(rank[key]))
-    return sorted(
-        range(len(points)),
-        key=lambda number: (*(rank[key][_text(points[number], key)] for key in keys), number),
-    )
+    known: list[dict[str, int]] = [{} for _ in keys]
+    rank = np.empty((len(keys), len(points)), dtype=np.int32)
+    for number, point in enumerate(points):
+        for row, (key, own) in enumerate(zip(keys, known, strict=True)):
+            rank[row, number] = own.setdefault(_text(point, key), len(own))
+    order: list[int] = np.lexsort((np.arange(len(points)), *rank[::-1])).tolist()
+    return order
 
 
-def work_groups(ordered: Iterable[tuple[KeyValues, Item]], workers: int) -> list[list[Item]]:
-    """Items, each with its point and in the order of work, in groups that one worker computes in a row.
+def work_groups(points: Sequence[KeyValues], ordered: Sequence[int], workers: int) -> list[list[int]]:
+    """Numbers of points, in the order of work, in groups that one worker computes in a row.
 
-    The items of a group share every value that is not cheap. A group has at most LARGEST items, and so few
+    The points of a group share every value that is not cheap. A group has at most LARGEST points, and so few
     that every worker gets several groups.
     """
-    items = list(ordered)
-    most = max(1, min(LARGEST, len(items) // (4 * workers)))
+    most = max(1, min(LARGEST, len(ordered) // (4 * workers)))
     found = []
-    for _, shared in groupby(items, key=lambda pair: _shared(pair[0])):
-        group = [item for _, item in shared]
+    for _, shared in groupby(ordered, key=lambda number: _shared(points[number])):
+        group = list(shared)
         found += [group[n : n + most] for n in range(0, len(group), most)]
     return found
 

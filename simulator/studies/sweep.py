@@ -7,10 +7,11 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import fsum
 from pathlib import Path
+from sys import intern
 from typing import Any
 
 from pydantic import Field
@@ -22,8 +23,17 @@ from moesim.simulator.common.processes import default_workers
 from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.scenario import AnyScenario, Scenario, load_scenario
 from moesim.simulator.scenario.inputs import Inputs, inputs_of
-from moesim.simulator.studies.pool import Task, outcomes_here, outcomes_locally, outcomes_on_dask, start_pool
-from moesim.simulator.studies.space import Measure, Space, evaluate, key_of, points, work_groups, work_order
+from moesim.simulator.studies.pool import outcomes_here, outcomes_locally, outcomes_on_dask, start_pool
+from moesim.simulator.studies.space import (
+    Measure,
+    Points,
+    Space,
+    evaluate,
+    key_of,
+    points,
+    work_groups,
+    work_order,
+)
 from moesim.simulator.studies.store import Key, PointOutcome, Status, Store
 from moesim.version import __version__
 
@@ -171,20 +181,20 @@ def sweep(
         design=design,
         seed=seed,
         version=__version__,
-        points=tuple(run.point(number) for number in range(len(design_points))),
+        points=tuple(run.points[number] for number in range(len(design_points))),
         computed=run.computed,
         reused=run.reused,
-        work_s=fsum(outcome.work_s for outcome in run.outcomes.values()),
+        work_s=fsum(run.work_s),
     )
 
 
 class _Run:
-    """A running sweep."""
+    """A running sweep. Of a point it keeps what its result holds; few scenarios exist at a time."""
 
     def __init__(
         self,
         scenario: Scenario,
-        design: list[dict[str, Any]],
+        design: Points,
         uncertainty: bool,
         measure: Measure | None,
         progress: Callable[[Progress], None] | None,
@@ -194,18 +204,19 @@ class _Run:
         self.measured = "" if measure is None else f"{measure.__module__}.{measure.__qualname__}"
         self.progress = progress
         self.keys: dict[int, Key] = {}
-        self.outcomes: dict[int, PointOutcome] = {}
-        self.computed = self.reused = 0
+        self.points: dict[int, SweepPoint] = {}
+        self.work_s: list[float] = []
+        self.computed = self.reused = self.failed = 0
         self.started = time.monotonic()
 
     def compute(self, store: Store | None, workers: int | None, scheduler: str | None) -> None:
-        """Fill `outcomes` from the store, and compute those that it lacks."""
+        """Fill `points` from the store, and compute those that it lacks."""
         workers = min(workers or default_workers(), max(1, len(self.design)))
-        tasks: list[Task] = []
+        missing: list[int] = []
         pool = None
-        for task in self._tasks(store):
-            tasks.append(task)
-            if len(tasks) == 2 and workers > 1 and scheduler is None:
+        for number in self._missing(store):
+            missing.append(number)
+            if len(missing) == 2 and workers > 1 and scheduler is None:
                 pool = start_pool(workers)  # the workers start while the other keys are computed
 
         def wanted(number: int) -> bool:
@@ -215,9 +226,12 @@ class _Run:
             return known is None
 
         self._tell()
-        if not tasks:
+        if not missing:
             return
-        groups = work_groups(((self.design[task[0]], task) for task in tasks), workers)
+        groups = (
+            [(number, self.scenario.replace(**self.design[number])) for number in group]
+            for group in work_groups(self.design, missing, workers)
+        )
         if scheduler is not None:
             stream = outcomes_on_dask(groups, wanted, self.measure, scheduler)
         elif pool is None:
@@ -225,55 +239,58 @@ class _Run:
         else:
             stream = outcomes_locally(groups, wanted, self.measure, workers, pool)
         for number, outcome in stream:
-            self._keep(store, number, outcome)
+            self._compute(store, number, outcome)
             self._tell()
 
-    def point(self, number: int) -> SweepPoint:
-        """A finished point."""
-        return _point(self.design[number], self.keys[number], self.outcomes[number])
-
-    def _tasks(self, store: Store | None) -> Iterator[Task]:
+    def _missing(self, store: Store | None) -> Iterator[int]:
         """Points to compute in the order of work; illegal and stored ones get their outcome at once."""
         for number in work_order(self.design):
             values = self.design[number]
             try:
-                scenario = self.scenario.replace(**values)
-                self.keys[number] = key_of(scenario, self.uncertainty, measure=self.measured)
+                key = key_of(self.scenario.replace(**values), self.uncertainty, measure=self.measured)
             except InputError as error:
                 # The key of a point whose scenario is illegal.
                 text = json.dumps([self.scenario.resolved(), values], sort_keys=True, default=str)
                 self.keys[number] = Key(hashlib.sha256(text.encode()).hexdigest(), "none", __version__)
-                self._keep(store, number, PointOutcome("illegal", str(error), {}, ""))
+                self._compute(store, number, PointOutcome("illegal", str(error), {}, ""))
                 continue
-            known = None if store is None else store.get(self.keys[number])
+            self.keys[number] = replace(key, calibration=intern(key.calibration))
+            known = None if store is None else store.get(key)
             if known is None:
-                yield number, scenario
+                yield number
             else:
                 self._reuse(number, known)
 
     def _reuse(self, number: int, outcome: PointOutcome) -> None:
-        self.outcomes[number] = outcome
+        self._keep(number, outcome)
         self.reused += 1
 
-    def _keep(self, store: Store | None, number: int, outcome: PointOutcome) -> None:
-        self.outcomes[number] = outcome
-        self.computed += 1
+    def _compute(self, store: Store | None, number: int, outcome: PointOutcome) -> None:
         # A failure is not stored, so that the next sweep on the store tries the point again.
         if store is not None and outcome.status != "failed":
             store.put(self.keys[number], self.scenario.name, outcome)
+        self._keep(number, outcome)
+        self.computed += 1
+
+    def _keep(self, number: int, outcome: PointOutcome) -> None:
+        self.points[number] = _point(self.design[number], self.keys.pop(number), outcome)
+        self.failed += outcome.status == "failed"
+        self.work_s.append(outcome.work_s)
 
     def _tell(self) -> None:
         if self.progress is None:
             return
         spent = max(time.monotonic() - self.started, 1e-9)
-        rate, left = self.computed / spent, len(self.design) - len(self.outcomes)
-        failed = sum(outcome.status == "failed" for outcome in self.outcomes.values())
+        rate, left = self.computed / spent, len(self.design) - len(self.points)
         eta = left / rate if self.computed else None
-        self.progress(Progress(len(self.outcomes), len(self.design), self.reused, failed, rate, eta))
+        self.progress(Progress(len(self.points), len(self.design), self.reused, self.failed, rate, eta))
 
 
 def _point(values: dict[str, Any], key: Key, of: PointOutcome) -> SweepPoint:
-    return SweepPoint(values=values, status=of.status, reason=of.reason, figures=of.figures, key=key.text)
+    figures = {intern(name): value for name, value in of.figures.items()}
+    return SweepPoint(
+        values=values, status=of.status, reason=intern(of.reason), figures=figures, key=key.text
+    )
 
 
 def _printed_energy(point: SweepPoint) -> list[str]:

@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from contextlib import nullcontext
 from math import log
+from uuid import uuid4
 
 import numpy as np
 from pydantic import Field
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.common.bounded_cache import BoundedCache
 from moesim.simulator.common.processes import (
     DaskPool,
     check_cluster,
@@ -24,7 +26,7 @@ from moesim.simulator.engine.records import Execution, last_group
 from moesim.simulator.predict.driver import predict
 from moesim.simulator.predict.figures import UNCERTAIN, Metric, figures, uncertain_metric
 from moesim.simulator.predict.result import Result
-from moesim.simulator.predict.step import Prepared, prepare, run_step
+from moesim.simulator.predict.step import MovedStep, Prepared, prepare
 from moesim.simulator.predict.work_size import Band, Effect, EngineBands, Uncertainty
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.inputs import Inputs
@@ -143,14 +145,15 @@ def engine_steps_s(
     The other arguments are those of `engine_bands`.
     """
     changes = {effect.source.id: drawn_changes(effect.source, draws, seed) for effect in effects}
-    seconds, done, engine = np.empty(draws), 0, prepared.engine.name
+    seconds, done, engine, run = np.empty(draws), 0, prepared.engine.name, uuid4().hex
     chunks = [range(n, min(n + CHUNK, draws)) for n in range(0, draws, CHUNK)]
     points = [[{k: float(v[n]) for k, v in changes.items()} for n in chunk] for chunk in chunks]
     if pool is None:
-        results = ((chunk, _steps_s(prepared, part)) for chunk, part in zip(chunks, points, strict=True))
+        step = MovedStep(prepared)
+        results = ((chunk, _steps_s(step, part)) for chunk, part in zip(chunks, points, strict=True))
     else:
         waiting = {
-            pool.submit(_steps_of_scenario, prepared.scenario, part, engine): chunk
+            pool.submit(_steps_of_scenario, prepared.scenario, part, engine, run): chunk
             for chunk, part in zip(chunks, points, strict=True)
         }
         results = ((waiting[future], future.result()) for future in as_completed(waiting))
@@ -175,15 +178,21 @@ def scaled(result: Result, metric: Metric, seconds: FloatArray) -> FloatArray:
     return np.asarray(float(figures(result)[metric] or 0.0) * scale)
 
 
-def _steps_of_scenario(scenario: Scenario, points: Sequence[Mapping[str, float]], engine: str) -> list[float]:
-    return _steps_s(prepare(scenario, engine=engine), points)
+def _steps_of_scenario(
+    scenario: Scenario, points: Sequence[Mapping[str, float]], engine: str, run: str
+) -> list[float]:
+    """Step seconds of some draws in a worker, which prepares the scenario once in a run of draws."""
+    return _steps_s(_STEPS.get((run, engine), lambda: MovedStep(prepare(scenario, engine=engine))), points)
 
 
-def _steps_s(prepared: Prepared, points: Sequence[Mapping[str, float]]) -> list[float]:
-    used, engine = tuple(prepared.program.costs.evidence.entries), prepared.engine.name
-    jobs = (moved(prepared, point, used) for point in points)
+_STEPS: BoundedCache[MovedStep] = BoundedCache(2)
+"""The steps that this process draws, by the run of `engine_steps_s` and the engine."""
+
+
+def _steps_s(step: MovedStep, points: Sequence[Mapping[str, float]]) -> list[float]:
+    used = tuple(step.prepared.program.costs.evidence.entries)
     with without_cyclic_collection():
-        return [run_step(job, stages=prepared.stages, engine=engine).time_s for job in jobs]
+        return [step.time_s(moved(step.prepared, point, used)) for point in points]
 
 
 def samples_of(

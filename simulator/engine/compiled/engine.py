@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.files import cache_folder
+from moesim.simulator.common.bounded_cache import BoundedCache, Same
 from moesim.simulator.engine.compiled.loader import (
     DAY_S,
     FOLDER,
@@ -28,7 +30,7 @@ from moesim.simulator.engine.compiled.loader import (
     problem,
     warm,
 )
-from moesim.simulator.engine.compiled.lower import LoweredStep, lower
+from moesim.simulator.engine.compiled.lower import LoweredStep, RepeatedStep, StepRates, lower
 from moesim.simulator.engine.compiled.state import (
     DONE,
     ERROR,
@@ -41,8 +43,9 @@ from moesim.simulator.engine.compiled.state import (
     initial_room,
     new_state,
 )
+from moesim.simulator.engine.link_map import FoldedLinkMap
 from moesim.simulator.engine.maxmin import CAPACITY_UNITS, MOST_LINKS_IN_STEPS
-from moesim.simulator.engine.program import Program
+from moesim.simulator.engine.program import Program, action_table
 from moesim.simulator.engine.records import (
     Barriers,
     Engine,
@@ -71,8 +74,7 @@ def run_compiled(programs: Sequence[Program]) -> list[Execution]:
 
     Raises CannotRunError where a link has no bandwidth or ranks wait for each other forever.
     """
-    few = len(programs[0].link_map.capacity_bytes_per_ns) <= MOST_LINKS_IN_STEPS
-    lowered = lower(programs, few, CAPACITY_UNITS)
+    lowered = _lowered(programs)
     state = _run(lowered)
     times = [_times(lowered, state, group) for group in range(len(programs))]
     sends = [SendTimes(lowered, state, group) for group in range(len(programs))]
@@ -82,6 +84,54 @@ def run_compiled(programs: Sequence[Program]) -> list[Execution]:
         Execution(program, table, own, syncs, sent, end_ns, state.link_bytes)
         for program, table, own, sent in zip(programs, lowered.actions, times, sends, strict=True)
     ]
+
+
+_BEFORE: BoundedCache[list[RepeatedStep]] = BoundedCache(4)
+"""Steps that ran before; empty for one that ran once, whose tables nobody needed again."""
+
+
+def _lowered(programs: Sequence[Program]) -> LoweredStep:
+    """The tables of programs, where only rates changed those of the same steps before."""
+    program = programs[0]
+    if len(programs) > 1 or not isinstance(program.link_map, FoldedLinkMap):
+        return lower(programs, _few_links(program), CAPACITY_UNITS)
+    table = action_table(program)
+    parts = tuple([(Same(code.part.template), code.part.stages) for code in table.codes])
+    key = Same(program.schedule), program.blocks, program.group, program.variation.seed, parts
+    before = _BEFORE.find(key)
+    if before is None:
+        _BEFORE.put(key, [])
+    elif before:
+        found = before[0].at(StepRates(program.costs, program.variation, program.link_map))
+        if found is not None:
+            return replace(found, actions=(table,))
+    else:
+        before.append(repeated(program))
+        return before[0].lowered
+    return lower(programs, _few_links(program), CAPACITY_UNITS)
+
+
+def _few_links(program: Program) -> bool:
+    return len(program.link_map.capacity_bytes_per_ns) <= MOST_LINKS_IN_STEPS
+
+
+def repeated(program: Program) -> RepeatedStep:
+    """A program of folded resolution, to be run at other rates."""
+    return RepeatedStep(program, _few_links(program), CAPACITY_UNITS)
+
+
+def end_at(step: RepeatedStep, rates: StepRates) -> int | None:
+    """Nanosecond at which a step ends at other rates; None where only the reference, or a program compiled
+    for these rates, can say."""
+    lowered = step.at(rates)
+    if lowered is None:
+        return None
+    try:
+        times = _times(lowered, _run(lowered), 0)
+    except CannotRunError:
+        return None
+    program = replace(step.program, costs=rates.costs, link_map=rates.link_map)
+    return end_of_step([program], [free_by_rank(lowered.actions[0], times)])[1]
 
 
 def _run(lowered: LoweredStep) -> RunState:
@@ -240,10 +290,13 @@ class AutomaticEngine:
 
     def execute(self, programs: Sequence[Program]) -> list[Execution]:
         """Run the programs on the engine that is ready."""
+        return (self.compiled if self.takes_compiled(programs) else self.reference).execute(programs)
+
+    def takes_compiled(self, programs: Sequence[Program]) -> bool:
+        """Whether the compiled engine is to run these programs, which count from now on."""
         ranks = (rank for program in programs for rank in program.ranks)
         self.tasks += sum(len(step.code.tasks) for rank in ranks for step in rank)
-        use_compiled = self.tasks > TASKS_BEFORE and self.is_ready()
-        return (self.compiled if use_compiled else self.reference).execute(programs)
+        return self.tasks > TASKS_BEFORE and self.is_ready()
 
     def is_ready(self) -> bool:
         """Whether the cache is ready; the first time that it is not, a process starts to fill it.

@@ -209,6 +209,7 @@ def fill_figures(
     phases: int,
     numbers: int,
     addresses: int,
+    known: int,
     microbatches: int,
     members: int,
     figures: int,
@@ -221,8 +222,9 @@ def fill_figures(
 ) -> int:
     """Write figures of phases by micro-batch, and add their weighted sums over micro-batches.
 
-    The arguments are addresses: `numbers` [phases, 3] and `addresses` [phases, 3] of `Formula`s; `figures`
-    [phases, 3, micro-batches]: largest, smallest and sum over the members. Uses `first_use` to `last_use`
+    The arguments are addresses: `numbers` [phases, 3] and `addresses` [phases, 3] of `Formula`s; `known`
+    [phases]: 1 where the figures are known and stay unwritten; `figures` [phases, 3, micro-batches]: largest,
+    smallest and sum over the members. Uses `first_use` to `last_use`
     (exclusive) [phases] of a phase add their `weights` [uses, micro-batches] times its nanoseconds to the row
     `use_rank` [uses] of `sums` [ranks, members]. `row` [members]: room. Returns 0.
     """
@@ -230,7 +232,13 @@ def fill_figures(
     for phase in range(phases):
         at = 3 * phase
         found = row_of(ints_at(figures), at, microbatches)
+        first, last = ints_at(first_use)[phase], ints_at(last_use)[phase]
         for microbatch in range(microbatches):
+            counts = ints_at(known)[phase] == 0
+            for use in range(first, last):
+                counts = counts or floats_at(weights)[use * microbatches + microbatch] > 0.0
+            if not counts:
+                continue
             phase_row(
                 own,
                 value[at],
@@ -242,10 +250,11 @@ def fill_figures(
                 microbatch,
                 members,
             )
-            found[microbatch] = largest(own, members)
-            found[microbatches + microbatch] = smallest(own, members)
-            found[2 * microbatches + microbatch] = total_of(own, members)
-            for use in range(ints_at(first_use)[phase], ints_at(last_use)[phase]):
+            if ints_at(known)[phase] == 0:
+                found[microbatch] = largest(own, members)
+                found[microbatches + microbatch] = smallest(own, members)
+                found[2 * microbatches + microbatch] = total_of(own, members)
+            for use in range(first, last):
                 weight = floats_at(weights)[use * microbatches + microbatch]
                 if weight > 0.0:
                     to = row_of(floats_at(sums), ints_at(use_rank)[use], members)

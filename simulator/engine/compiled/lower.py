@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
+from moesim.simulator.cost.formulas import payload_seconds
+from moesim.simulator.cost.table import CostTable, Mode, PhaseKey, TransferCost
+from moesim.simulator.engine.compilation import busy_shares
 from moesim.simulator.engine.compiled.state import (
     BY_PATTERN,
     BY_ROW,
@@ -20,18 +23,22 @@ from moesim.simulator.engine.compiled.state import (
     Tables,
 )
 from moesim.simulator.engine.full_resolution.link_map import ClusterLinkMap, ExchangePattern
-from moesim.simulator.engine.link_map import TO_EXPERTS, Demand
+from moesim.simulator.engine.link_map import TO_EXPERTS, Demand, FoldedLinkMap, LinkMap
 from moesim.simulator.engine.program import (
+    LONGEST_PHASE_S,
     NS,
     ActionTable,
     CompiledTask,
     CompiledTemplate,
+    MemberVariation,
     Program,
     TemplateColumns,
     TransferRows,
     action_table,
     hop_targets,
 )
+from moesim.simulator.engine.task_durations import MOST_DEVIATIONS, load_facts, most_rows
+from moesim.simulator.model.operator import BlockKind, Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +287,188 @@ class _Lowering:
             "pattern_source": _ints([entries.source for entries in shapes.values()]).astype(np.int32),
             "pattern_share": _floats([entries.share for entries in shapes.values()]),
         }
+
+
+PriceOf: TypeAlias = tuple[BlockKind, Phase, float | tuple[int, int] | None]
+"""Kind of block, phase, and the share of it beside busy communication SMs: None outside of pairs, a number,
+or (part, layer pair) where durations decide it."""
+
+
+class StepRates(NamedTuple):
+    """What may differ between runs of the same step: prices, differences between members, and links."""
+
+    costs: CostTable
+    variation: MemberVariation
+    link_map: LinkMap
+
+
+RATED = (
+    *("task_fixed_s", "task_row_s", "task_cv", "task_received", "task_launch", "task_load", "task_node_load"),
+    *("task_nic_s", "task_scale_up_s", "pair_alone", "capacity", "unit"),
+)
+"""The columns of `Tables` that rates change and that hold no address of an array made anew."""
+
+
+class RepeatedStep:
+    """The tables of one program for other rates, made from its own without compiling it again.
+
+    The arithmetic of every number is that of `TaskDurations`, for all tasks at once.
+    """
+
+    def __init__(self, program: Program, few_links: bool, capacity_units: int) -> None:
+        """The last two arguments are those of `lower`."""
+        self.program, self.units = program, capacity_units
+        self.lowered = lower([program], few_links, capacity_units)
+        tables, own = self.lowered.tables, program.variation
+        self.parts = {id(code.part): code.part for code in self.lowered.actions[0].codes}
+        prices: dict[PriceOf, int] = {}
+        payloads: dict[tuple[int, PhaseKey], int] = {}
+        price_of: list[int] = []
+        payload_of: list[int] = []
+        stage_of: list[int] = []
+        rows: list[TransferRows] = []
+        first, size = _address_of(own.loads), own.loads[:1].nbytes or 1
+        for code in self.lowered.actions[0].codes:
+            part = code.part
+            mode: Mode = "overlapped" if part.template.on_two_streams else "alone"
+            for task, of in zip(code.tasks, part.template.tasks, strict=True):
+                share = (id(part), of.layer_pair) if part.template.by_duration else task.overlapped_share
+                price_of.append(prices.setdefault((task.kind, task.phase, share), len(prices)))
+                stage_of.append(part.stages[task.side])
+                moved = task.transfer
+                if moved is None:
+                    payload_of.append(-1)
+                    continue
+                # Number of the block among those with routed experts; -1 where its loads do not matter.
+                offset = _address_of(moved.load) - first
+                routed = offset // size if 0 <= offset < own.loads.nbytes else -1
+                payload_of.append(payloads.setdefault((routed, (task.kind, task.phase, mode)), len(rows)))
+                if payload_of[-1] == len(rows):
+                    rows.append(moved)
+        self.prices, self.payloads = list(prices), [key for _, key in payloads]
+        self.routed = np.array([routed for routed, _ in payloads], dtype=np.int64)
+        self.price_of, self.payload_of, self.stage_of = map(np.array, (price_of, payload_of, stage_of))
+        self.bytes = [_bytes(moved.cost) for moved in rows]
+        self.pairs = [(source, target) for _, source, target in np.argwhere(tables.pair_alone > 0.0).tolist()]
+        self.possible = all(moved.given_ns is None for moved in rows) and not tables.pair_slow.any()
+        """Whether `at` can give tables; if so, at the program's own rates it gives the program's own."""
+        same = self.at(StepRates(program.costs, own, program.link_map))
+        self.possible = same is not None and all(
+            np.array_equal(getattr(same.tables, name), getattr(tables, name)) for name in RATED
+        )
+
+    def at(self, rates: StepRates) -> LoweredStep | None:
+        """The tables at other rates; None where steps, bytes or the kind of a duration would differ too."""
+        if not (self.possible and self._same_steps(rates)):
+            return None
+        (costs, variation, link_map), tables, own = rates, self.lowered.tables, self.program.variation
+        fixed_s, row_s = self._prices(costs)
+        moved = [costs.transfer[key] for key in self.payloads]
+        nic_s, scale_up_s = np.array([(cost.nic_s, cost.scale_up_s) for cost in moved]).reshape(-1, 2).T
+        most, cv = most_rows(variation)[:, self.routed], float(variation.jitter_cv)
+        slowest = payload_seconds((nic_s[:, None], most[0]), (scale_up_s[:, None], most[1]))
+        if not (
+            min(a.min(initial=0.0) for a in (fixed_s, row_s, nic_s, scale_up_s)) >= 0.0
+            and self._usual(fixed_s, row_s, variation)
+            and (slowest <= LONGEST_PHASE_S).all()
+        ):
+            return None
+        payload_ns = np.append(slowest * NS, [np.zeros(slowest.shape[1])], axis=0)
+        clock = np.ascontiguousarray(variation.clock[tables.rank_of])  # [stages, micro-batches, members]
+        alone = np.zeros_like(tables.pair_alone)
+        for pair in self.pairs:
+            alone[0, *pair] = costs.send_s * NS * link_map.send_slowness(*pair)
+        capacity = np.ascontiguousarray(link_map.capacity_bytes_per_ns, dtype=np.float64)
+        with np.errstate(divide="ignore"):
+            unit = self.units / capacity
+        computes, of = tables.task_clock != 0, self.payload_of
+        changed = tables._replace(
+            task_received=_in_place_of(tables.task_received, own.loads, variation.loads),
+            task_load=_in_place_of(tables.task_load, own.loads, variation.loads),
+            task_node_load=_in_place_of(tables.task_node_load, own.node_loads, variation.node_loads),
+            task_fixed_s=fixed_s,
+            task_row_s=row_s,
+            task_cv=np.where(computes, cv, 0.0),
+            task_clock=np.where(computes, _address_of(clock) + self.stage_of * clock[0].nbytes, 0),
+            task_launch=np.array([*(round(cost.launch_s * NS) for cost in moved), 0], dtype=np.int64)[of],
+            task_payload=np.where(of >= 0, _address_of(payload_ns) + of * payload_ns[0].nbytes, 0),
+            task_nic_s=np.append(nic_s, 0.0)[of],
+            task_scale_up_s=np.append(scale_up_s, 0.0)[of],
+            pair_alone=alone,
+            capacity=capacity,
+            unit=unit,
+        )
+        kept = *self.lowered.kept, clock, payload_ns, self.program
+        return replace(self.lowered, tables=changed, kept=kept)
+
+    def _prices(self, costs: CostTable) -> tuple[FloatArray, FloatArray]:
+        """`fixed_s` and `row_s` of every task."""
+        shares = {
+            key: busy_shares(part.template, part.stages, self.program.blocks, costs)
+            for key, part in self.parts.items()
+        }
+        each = [
+            costs.phase_s(kind, phase, shares[share[0]][share[1]] if isinstance(share, tuple) else share)
+            for kind, phase, share in self.prices
+        ]
+        fixed_s, row_s = np.array(each)[self.price_of].T
+        return np.ascontiguousarray(fixed_s), np.ascontiguousarray(row_s)
+
+    def _usual(self, fixed_s: FloatArray, row_s: FloatArray, variation: MemberVariation) -> bool:
+        """Whether tasks with and without compute stay such, and none takes unusually long."""
+        tables, facts, cv = self.lowered.tables, load_facts(variation), float(variation.jitter_cv)
+        rows = np.where(tables.task_received != 0, facts.most, 1.0)
+        clock = float(variation.clock.max(initial=0.0)) * self.lowered.sizes.members
+        longest_s = (fixed_s + row_s * rows) * (1.0 + MOST_DEVIATIONS * cv) * clock
+        same = (fixed_s + row_s == 0.0) == (tables.task_fixed_s + tables.task_row_s == 0.0)
+        same &= (row_s == 0.0) == (tables.task_row_s == 0.0)
+        return facts.least >= 0.0 and bool((same & (longest_s <= LONGEST_PHASE_S)).all())
+
+    def _same_steps(self, rates: StepRates) -> bool:
+        """Whether the steps have the same tasks, noise and bytes."""
+        (costs, variation, link_map), before, own = rates, self.program.costs, self.program.variation
+        cv = variation.jitter_cv
+        return (
+            isinstance(link_map, FoldedLinkMap)
+            and costs.compute.keys() == before.compute.keys()
+            and costs.transfer.keys() == before.transfer.keys()
+            and (costs.send_bytes, costs.send_s == 0.0, costs.scatters_wait, costs.gathers_wait)
+            == (before.send_bytes, before.send_s == 0.0, before.scatters_wait, before.gathers_wait)
+            and [_bytes(costs.transfer[key]) for key in self.payloads] == self.bytes
+            and link_map.sends_like(self.program.link_map)
+            and isinstance(cv, float)
+            and (cv == 0.0) == (own.jitter_cv == 0.0)
+            and (variation.seed, variation.stands_for, variation.in_step, variation.clock.shape)
+            == (own.seed, own.stands_for, own.in_step, own.clock.shape)
+            and variation.loads.shape == own.loads.shape
+            and (_same_loads(variation, own) or (_send_all(variation) and _send_all(own)))
+        )
+
+
+def _bytes(cost: TransferCost) -> tuple[float, float]:
+    return cost.nic_bytes, cost.scale_up_bytes
+
+
+def _same_loads(one: MemberVariation, other: MemberVariation) -> bool:
+    """Whether the loads, which are read-only, are views of the same numbers."""
+    pairs = (one.loads, other.loads), (one.node_loads, other.node_loads)
+    return all(a.shape == b.shape and _address_of(a) == _address_of(b) for a, b in pairs)
+
+
+def _send_all(variation: MemberVariation) -> bool:
+    """Whether no transfer sends fewer bytes than under even load, and loads lie one after the other."""
+    loads = variation.loads, variation.node_loads
+    return all(array.flags.c_contiguous for array in loads) and not load_facts(variation).dropping
+
+
+def _in_place_of(addresses: IntArray, own: FloatArray, other: FloatArray) -> IntArray:
+    """Addresses, of which those inside the array `own` point to the same places of `other`."""
+    offset = addresses - _address_of(own)
+    return np.where((offset >= 0) & (offset < own.nbytes), _address_of(other) + offset, addresses)
+
+
+def _address_of(array: Any) -> int:
+    return int(array.__array_interface__["data"][0])
 
 
 class PatternEntries(NamedTuple):

@@ -14,17 +14,17 @@ from moesim.simulator.studies.space import LARGEST, points, work_groups, work_or
 
 
 def test_a_grid_has_the_last_key_fastest() -> None:
-    assert points({"a": "1,2", "b": ["x", "y"]}) == [
+    assert list(points({"a": "1,2", "b": ["x", "y"]})) == [
         {"a": 1, "b": "x"}, {"a": 1, "b": "y"}, {"a": 2, "b": "x"}, {"a": 2, "b": "y"},
     ]  # fmt: skip
 
 
 def test_a_list_goes_through_its_keys_together() -> None:
-    assert points({"a": "1,2", "b": ["x", "y"], "c": 5}, "list") == [
+    assert list(points({"a": "1,2", "b": ["x", "y"], "c": 5}, "list")) == [
         {"a": 1, "b": "x", "c": 5}, {"a": 2, "b": "y", "c": 5},
     ]  # fmt: skip
     given_points: list[dict[str, Any]] = [{"a": 1}, {"b": 2}, {"a": 1}]
-    assert points(given_points, "list") == [{"a": 1}, {"b": 2}]
+    assert list(points(given_points, "list")) == [{"a": 1}, {"b": 2}]
 
 
 @given(st.integers(1, 40), st.integers(0, 2**31), st.sampled_from(["random", "sobol"]))
@@ -35,7 +35,8 @@ def test_drawn_points_lie_in_their_ranges(count: int, seed: int, design: str) ->
         assert isinstance(point["whole"], int) and 8 <= point["whole"] <= 24
         assert 0.5 <= point["any"] <= 2.0
         assert point["word"] in ("a", "b", "c")
-    assert found == points({"whole": "8..24", "any": "0.5..2.0", "word": "a,b,c"}, design, count, seed)
+    again = points({"whole": "8..24", "any": "0.5..2.0", "word": "a,b,c"}, design, count, seed)
+    assert list(found) == list(again)
 
 
 def test_sobol_fills_every_part_once() -> None:
@@ -48,8 +49,8 @@ def test_sobol_fills_every_part_once() -> None:
 
 def test_seeds_mean_these_numbers() -> None:
     """Held here: a store from last year must match."""
-    assert points({"a": "1..1000"}, "random", 4, 1) == [{"a": 512}, {"a": 951}, {"a": 145}, {"a": 949}]
-    assert points({"a": "1..1000"}, "sobol", 4, 1) == [{"a": 512}, {"a": 12}, {"a": 262}, {"a": 762}]
+    assert list(points({"a": "1..1000"}, "random", 4, 1)) == [{"a": 512}, {"a": 951}, {"a": 145}, {"a": 949}]
+    assert list(points({"a": "1..1000"}, "sobol", 4, 1)) == [{"a": 512}, {"a": 12}, {"a": 262}, {"a": 762}]
 
 
 @pytest.mark.parametrize(
@@ -97,9 +98,9 @@ def test_points_without_a_key_and_equal_points_keep_their_order() -> None:
 
 def test_a_group_shares_all_but_cheap_values_and_is_bounded() -> None:
     points = [{"seed": seed, "communication.sms": sms} for seed in range(3) for sms in range(40)]
-    groups = work_groups(((point, point) for point in points), workers=1)
-    assert [point for group in groups for point in group] == points
-    assert all(len({point["seed"] for point in group}) == 1 for group in groups)
+    groups = work_groups(points, range(len(points)), workers=1)
+    assert [number for group in groups for number in group] == list(range(len(points)))
+    assert all(len({points[number]["seed"] for number in group}) == 1 for group in groups)
     assert max(map(len, groups)) == LARGEST
-    few = work_groups(((point, point) for point in points[:8]), workers=2)
+    few = work_groups(points, range(8), workers=2)
     assert [len(group) for group in few] == [1] * 8

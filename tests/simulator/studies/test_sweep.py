@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.yaml_io import dump_mapping, load_mapping
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.studies.pool import DIED, outcomes_locally, outcomes_on_dask
-from moesim.simulator.studies.space import evaluate, key_of
+from moesim.simulator.studies.space import LARGEST, evaluate, key_of
 from moesim.simulator.studies.store import PointOutcome, Store
 from moesim.simulator.studies.sweep import Progress, Sweep, survey, sweep
 
@@ -165,6 +166,27 @@ def test_a_worker_that_dies_takes_no_other_point_with_it(small: Scenario) -> Non
     found = dict(outcomes_locally([tasks[:2], tasks[2:]], lambda number: True, evaluate, 2))
     assert {n: o.status for n, o in found.items()} == {0: "ok", 1: "failed", 2: "ok", 3: "ok"}
     assert found[1].reason == DIED
+
+
+def _numbered(scenario: Scenario) -> PointOutcome:
+    """Stands for a prediction."""
+    return PointOutcome("ok", "", {"step_time_s": float(scenario.seed)}, "")
+
+
+def test_few_scenarios_live_at_a_time_and_the_order_is_that_of_the_design(small: Scenario) -> None:
+    def count() -> int:
+        return sum(isinstance(item, Scenario) for item in gc.get_objects())
+
+    def progress(now: Progress) -> None:
+        if now.done % (2 * LARGEST) == 0:
+            living.append(count())
+
+    living = [count()]
+    space = {"variation.jitter_cv": [0.01, 0.02], "seed": f"1..{2 * LARGEST}"}
+    found = sweep(small, space, workers=1, measure=_numbered, progress=progress)
+    assert len(found.points) == 4 * LARGEST and len(living) == 4
+    assert max(living) - living[0] <= LARGEST + 4
+    assert [p.figures["step_time_s"] for p in found.points] == [float(s + 1) for s in range(2 * LARGEST)] * 2
 
 
 def test_a_failure_is_tried_again_by_the_next_sweep(
