@@ -11,6 +11,12 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
+
+def distinct(values: IntArray) -> IntArray:
+    """The values once each, in order (`np.unique` without counts imports `numpy.ma`: 10 ms)."""
+    return np.unique(values, return_counts=True)[0]
+
+
 if TYPE_CHECKING:
 
     class RecordArray(np.ndarray[Any, np.dtype[np.void]]):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from moesim.hwmodels.arrays import FloatArray, IntArray
+from moesim.hwmodels.arrays import FloatArray, IntArray, distinct
 from moesim.simulator.cost.evidence import EXPERTS, SENDS, SHARDS, Moved, summed
 from moesim.simulator.cost.table import TransferCost
 from moesim.simulator.engine.link_map import Demand
@@ -77,7 +77,7 @@ class LinkContention:
             hops = np.stack([np.broadcast_to(table.actions.rank[:, None], targets.shape), targets], axis=-1)
             made.sends.append(Counter(map(tuple, hops[targets >= 0].tolist())))
             links += [made._send(number, hop).links for hop in made.sends[-1]]
-            made._own.append(np.unique(np.concatenate([*links, np.zeros(0, dtype=np.int64)])))
+            made._own.append(distinct(np.concatenate([*links, np.zeros(0, dtype=np.int64)])))
         return made
 
     def _stream_links(self, number: int, transfers: TransferTable) -> list[IntArray]:
@@ -88,7 +88,7 @@ class LinkContention:
         ):
             streams[rank, task.stream].add(moved)
         links = [self._of(number, *moved).links for moved in transfers.moved]
-        return [np.unique(np.concatenate([links[n] for n in moved])) for moved in streams.values()]
+        return [distinct(np.concatenate([links[n] for n in moved])) for moved in streams.values()]
 
     def _of(self, number: int, moved: MoveKey, cost: TransferCost) -> _Bytes:
         key = (number, moved)
@@ -101,7 +101,7 @@ class LinkContention:
                 if demand is None:
                     demand = program.link_map.transfer(rank, phase, part, even, even)
                 parts.append(demand)
-            links = np.union1d(parts[0].links, parts[1].links)
+            links = distinct(np.concatenate([part.links for part in parts]))
             amounts = np.zeros((2, len(links)))
             for amount, demand in zip(amounts, parts, strict=True):
                 amount[np.searchsorted(links, demand.links)] = demand.bytes

@@ -156,10 +156,12 @@ def _spread_by_top2(gate: Gate, seed: int) -> tuple[tuple[GroupCounts, float], .
     flat = open_logits.reshape(SAMPLED_TOKENS, -1)
     threshold = np.partition(flat, flat.shape[1] - gate.top_k, axis=1)[:, flat.shape[1] - gate.top_k]
     counts = np.sort((open_logits >= threshold[:, None, None]).sum(axis=2), axis=1)[:, ::-1]
-    spread, times = np.unique(counts, axis=0, return_counts=True)
+    # Rows as texts of bytes, which are ordered alike and compared faster.
+    texts = np.ascontiguousarray(counts.astype(">u2")).view(f"S{2 * counts.shape[1]}")[:, 0]
+    _, first, times = np.unique(texts, return_index=True, return_counts=True)
     return tuple(
         (tuple(int(c) for c in row if c), int(n) / SAMPLED_TOKENS)
-        for row, n in zip(spread, times, strict=True)
+        for row, n in zip(counts[first], times, strict=True)
     )
 
 
