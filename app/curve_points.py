@@ -6,9 +6,11 @@ Their intervals come after all of the points.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from moesim.app import jobs, predictions
 from moesim.hwmodels.errors import MoesimError
@@ -22,8 +24,7 @@ AT_ONCE = 2
 """Jobs asked for at a time; one of them runs and one waits, so that other pages find their lane free."""
 
 
-@dataclass(frozen=True, slots=True)
-class CurvePart:
+class CurvePart(Struct, frozen=True):
     """Some values of one axis, which one job computes."""
 
     axis: CurveAxis
@@ -38,8 +39,7 @@ class CurvePart:
         return tuple(self.axis.values[place] for place in self.places)
 
 
-@dataclass(slots=True)
-class CurveRun:
+class CurveRun(Struct):
     """The curves of one scenario, as far as they are known."""
 
     key: str

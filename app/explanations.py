@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from math import isclose
 from urllib.parse import urlencode
 
 import streamlit as st
+from msgspec import Struct
 
 from moesim.app import forms, state
 from moesim.app import scenario_links as changes
@@ -32,8 +32,7 @@ SIMULATED = "simulated by this version (docs/model, chapter 7)"
 """Source of the seconds of a step; the numbers behind them are all rows of Evidence."""
 
 
-@dataclass(frozen=True, slots=True)
-class FormulaInput:
+class FormulaInput(Struct, frozen=True):
     """One symbol of a formula: its meaning, value in SI units, the value as text, and where it comes from.
 
     `find`: the row of the page Evidence that has its source.
@@ -47,8 +46,7 @@ class FormulaInput:
     find: str
 
 
-@dataclass(frozen=True, slots=True)
-class Derivation:
+class Derivation(Struct, frozen=True):
     """A figure, its formula over the symbols of its inputs, and the labels of its equations in docs/model."""
 
     figure: str

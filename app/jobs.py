@@ -22,10 +22,11 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from moesim.hwmodels.errors import InfeasibleError, InputError, MoesimError
 from moesim.simulator.predict.work_size import WorkLimits, check_size
@@ -189,8 +190,7 @@ class JobError(MoesimError):
     """A job that was cancelled, ran out of time, or failed for a reason that is not the visitor's input."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobProgress:
+class JobProgress(Struct, frozen=True):
     """Progress of a job: a share from 0 to 1 (None where unknown) and what it is doing."""
 
     share: float | None = None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 import moesim
 import moesim.simulator.planner.search
@@ -52,8 +53,7 @@ from moesim.simulator.studies.uncertainty import DRAWS, Sensitivity
 Progress = Callable[[float | None, str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Drawing:
+class Drawing(Struct, frozen=True):
     """A cluster's topology: its picture, its parts, its kind and how many GPUs it joins."""
 
     picture: Picture
@@ -171,8 +171,7 @@ def plan(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Choices:
+class Choices(Struct, frozen=True):
     """What the start page offers: shipped scenarios, and accelerators with the GPUs of their node."""
 
     presets: tuple[Preset, ...]
@@ -276,8 +275,7 @@ STEPS = 4 * len(PROFILES) + 1
 """Number of progress messages of a scoreboard: four for each profile, and one for the collectives."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scoreboards:
+class Scoreboards(Struct, frozen=True):
     """Both scoreboards."""
 
     rows: tuple[Row, ...]

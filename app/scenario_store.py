@@ -16,12 +16,12 @@ import time
 from base64 import b32encode
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 import streamlit as st
+from msgspec import Struct
 
 from moesim.app import scenario_links, state, visitors
 from moesim.app.texts import escaped, money, written
@@ -57,8 +57,7 @@ _lock = threading.RLock()
 log = logging.getLogger("moesim.app")
 
 
-@dataclass(frozen=True, slots=True)
-class StoredScenario:
+class StoredScenario(Struct, frozen=True):
     """A scenario of a visitor: its id, name, the text of its link, and when it was changed (s since 1970).
 
     The first line of `name` is the name; the second has step and cost, where they were known.

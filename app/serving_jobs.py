@@ -5,9 +5,10 @@ from __future__ import annotations
 import gzip
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from moesim.app.components.timeline.packing import PackedStep, packed_lives
 from moesim.app.predictions import Progress, read_below
@@ -35,8 +36,7 @@ TP = (1, 2, 4, 8, 16, 32, 64)
 TraceKind = Literal["requests", "step"]
 
 
-@dataclass(frozen=True, slots=True)
-class ServedView:
+class ServedView(Struct, frozen=True):
     """What the page Serving shows of a load: the result, its typical decode step, and lives of requests.
 
     `step`: None where no request has a second token. `shown`: requests in `lives`.

@@ -7,10 +7,11 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 import moesim
 from moesim.app import jobs, uploads
@@ -36,8 +37,7 @@ ALL_BYTES = 512_000_000
 """Limit on the stores of all visitors; the one that was not used for longest goes first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
+class Pace(Struct, frozen=True):
     """Seconds of one point, and on how many points that was measured."""
 
     seconds: float

@@ -11,9 +11,10 @@ import json
 import pickle
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from moesim.app import jobs, upload_files
 from moesim.app.components.timeline.packing import PackedStep, packed_sides
@@ -31,8 +32,7 @@ MOST_SHOWN_STEPS = 200
 Download = Literal["json", "csv", "html", "perfetto"]
 
 
-@dataclass(frozen=True, slots=True)
-class TraceReading:
+class TraceReading(Struct, frozen=True):
     """What the page shows of a trace: for each rank the tables of `StepTrace.table` that a person reads.
 
     `matched`: (class, rank, events, transfer ns, waiting ns) of collectives that several ranks hold.
@@ -44,8 +44,7 @@ class TraceReading:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TraceRequest:
+class TraceRequest(Struct, frozen=True):
     """A step of a trace, and what it is set beside: another trace, a scenario's prediction, or nothing.
 
     `rank` and `step`: None for those that `moesim trace compare` chooses.
@@ -59,8 +58,7 @@ class TraceRequest:
     step: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TraceView:
+class TraceView(Struct, frozen=True):
     """The chosen step of the chosen rank, drawn, and its comparison where there is one.
 
     `comparison`: as `TraceComparison.table` gives it.

@@ -9,9 +9,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal
+
+from msgspec import Struct, field
 
 from moesim.app import jobs
 from moesim.app.jobs import Job, JobError, JobProgress
@@ -33,8 +34,7 @@ SHOWN_AFTER_S = 1.0
 State = Literal["waiting", "running", "done", "stopped", "failed"]
 
 
-@dataclass(frozen=True, slots=True)
-class JobOrigin:
+class JobOrigin(Struct, frozen=True):
     """Where a job was started, so that its page can be opened again as it was."""
 
     title: str
@@ -46,8 +46,7 @@ class JobOrigin:
     """The form fields of the page, as in the address."""
 
 
-@dataclass(slots=True)
-class TrayEntry:
+class TrayEntry(Struct):
     """One job of a visitor."""
 
     number: int

@@ -14,10 +14,11 @@ import secrets
 import tempfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from moesim.hwmodels.calibration import CalibrationProfile, list_profiles, load_profile
 from moesim.hwmodels.errors import InputError
@@ -62,8 +63,7 @@ _PROSE = frozenset(
 """Keys whose text is shown and never opened."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigReading:
+class ConfigReading(Struct, frozen=True):
     """How the keys of a config.json were read; empty for a model file."""
 
     understood: tuple[tuple[str, str, str], ...]
@@ -72,8 +72,7 @@ class ConfigReading:
     not_modelled: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(Struct, frozen=True):
     """An accepted upload: the token that names it in scenarios and links, and its parsed content."""
 
     token: str

@@ -22,6 +22,8 @@ from typing import Any
 
 os.environ["MOESIM_CACHE"] = "off"
 
+from msgspec import Struct
+
 import moesim
 
 HOME = "deepseek-v3-2048xh800"
@@ -110,6 +112,8 @@ def plain(value: Any) -> Any:
         return value.model_dump(mode="json")
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Struct):
+        return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

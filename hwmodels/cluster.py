@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Self
 
+from msgspec import Struct
 from pydantic import Field, model_validator
 
 from moesim.hwmodels.accelerator import Accelerator
@@ -170,8 +170,7 @@ class PublishedTable(Frozen):
     rows: tuple[PublishedNetwork, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ComparedFigure:
+class ComparedFigure(Struct, frozen=True):
     """One figure of one network, as published and as counted here."""
 
     network: str

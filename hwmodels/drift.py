@@ -5,8 +5,10 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from math import erfc, hypot, inf, sqrt
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from moesim.hwmodels.calibration import CalibrationProfile, Entry, GemmTable, Law, MeasuredCurve, Prior
 from moesim.hwmodels.provenance import Sourced
@@ -19,8 +21,7 @@ NUMBERS = ("launch_gap", "kernel_floor")
 RULE = "a shape or point counts as changed where it moved by more than both profiles' stated errors together"
 
 
-@dataclass(frozen=True, slots=True)
-class Drift:
+class Drift(Struct, frozen=True):
     """Relative change of an entry (new / old - 1) over the `points` compared (0: only one profile has it)."""
 
     id: str
@@ -157,8 +158,7 @@ LEVEL = 0.05
 """Chance of a single false alarm over all shapes together, which the correction keeps to."""
 
 
-@dataclass(frozen=True, slots=True)
-class PointDrift:
+class PointDrift(Struct, frozen=True):
     """Relative change (new / old - 1) of one shape or point of an entry, with the errors of both versions.
 
     Errors are relative, as each profile states them for the entry. `is_clear`: the change exceeds its error

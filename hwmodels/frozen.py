@@ -6,10 +6,10 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler
 
 if TYPE_CHECKING:
@@ -100,8 +100,7 @@ def _docstrings(model: type[BaseModel]) -> dict[str, str]:
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SameObject(Generic[Value]):
+class SameObject(Struct, Generic[Value], frozen=True, eq=False):
     """Equals only another key of the same object, so that `lru_cache` neither hashes nor compares contents.
 
     The key keeps the object alive. Functions that are cached so must be pure, and their values immutable.

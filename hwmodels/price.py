@@ -8,11 +8,11 @@ import io
 import math
 import zoneinfo
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
+from msgspec import Struct
 from pydantic import Field, field_validator, model_validator
 
 from moesim.hwmodels import ranges
@@ -271,8 +271,7 @@ MOST_HOURLY_BYTES = 20_000_000
 HOURLY_COLUMNS = ("time", "usd_per_kwh", "kg_per_kwh")
 
 
-@dataclass(frozen=True, slots=True)
-class HourlyEnergy:
+class HourlyEnergy(Struct, frozen=True):
     """Price and carbon of electricity by hour, without holes: `usd_per_kwh[i]` from `start` + i hours on."""
 
     start: datetime.datetime

@@ -12,6 +12,7 @@ from functools import lru_cache, partial
 from typing import Annotated, Any
 
 from annotated_types import GroupedMetadata
+from msgspec import Struct
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, WithJsonSchema
 
 from moesim.hwmodels.errors import InputError
@@ -22,8 +23,7 @@ _DECIMAL = {"": 0, "k": 3, "K": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50}
 
 
-@dataclass(frozen=True, slots=True)
-class DimensionTable:
+class DimensionTable(Struct, frozen=True):
     """Units of one dimension, and how messages name it.
 
     `what` names the dimension with its article; `base` is the unit of the SI value; `shown` lists the units

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib.resources import files
+
+from msgspec import Struct
 
 SHARED_MEMORY_LIMIT_BYTES = 227 * 1024  # opt-in limit of a CTA on compute capability 9.0
 HEADER_BYTES = 128  # header of a two-hop dispatch queue entry, beside the side record
 Sizes = Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Kernel:
+class Kernel(Struct, frozen=True):
     """One PTX kernel.
 
     Parameters are (name, PTX type) in order. `block` is the allowed range of threads; `shared_bytes` maps the

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from moesim.hwmodels.errors import InputError
 from moesim.kernels.catalog import KERNELS
 from moesim.kernels.launch import GpuGroup, address, check_multiple
 
 
-@dataclass(frozen=True, slots=True)
-class BulkShape:
+class BulkShape(Struct, frozen=True):
     """How copy_bulk uses an SM: warps with a ring each, its stages of chunk_bytes, stores in flight.
 
     The default was best towards one peer on 8 SMs of an H200 (push 98 %, pull 99 % of the best rate).
@@ -46,8 +45,7 @@ class BulkShape:
         return KERNELS["copy_bulk"].shared_bytes(sizes)
 
 
-@dataclass(frozen=True, slots=True)
-class Pairs:
+class Pairs(Struct, frozen=True):
     """Sources and targets of one copy launch on one rank, and their address table on its GPU."""
 
     table: Any

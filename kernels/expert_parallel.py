@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from moesim.hwmodels.errors import InputError
 from moesim.kernels.catalog import (
@@ -21,8 +22,7 @@ COMBINE_TEAM_THREADS = 256
 DISPATCH_RING_BYTES = 120 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class DispatchTuning:
+class DispatchTuning(Struct, frozen=True):
     """How the dispatch kernel uses an SM: sending warps, ring stages, stages left unread, tokens a stage."""
 
     warps: int
@@ -43,8 +43,7 @@ class DispatchTuning:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class CombineRing:
+class CombineRing(Struct, frozen=True):
     """How the combine kernel uses an SM: teams of 8 warps, the pieces of a row, and the ring of each team."""
 
     teams: int
@@ -59,8 +58,7 @@ class CombineRing:
         return KERNELS["combine"].shared_bytes(sizes)
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(Struct, frozen=True):
     """Sizes of one expert-parallel group; with `fp8` rows travel as E4M3 with FP32 scales per 1x128 tile."""
 
     tokens: int
@@ -356,8 +354,7 @@ RELAY_LIMIT_BYTES, OWNER_LIMIT_BYTES = 14336, 7168  # two 16-byte vectors for ea
 _MOST_CHUNK, _MOST_STAGES, _MOST_RELAY_STAGES = 16, 64, 8
 
 
-@dataclass(frozen=True, slots=True)
-class HopTuning:
+class HopTuning(Struct, frozen=True):
     """How a dispatch CTA uses its SM: rows per chunk, forwarding warps, entries of the forwarders' ring."""
 
     chunk: int
@@ -387,8 +384,7 @@ def dispatch_tuning(shape: Shape, node_size: int) -> HopTuning:
     raise InputError(f"two hops: rows of {shape.row_bytes} bytes (hidden={shape.hidden}) do not fit an SM")
 
 
-@dataclass(frozen=True, slots=True)
-class CombineTuning:
+class CombineTuning(Struct, frozen=True):
     """Bytes per piece and pieces in the ring, for the relay and for the owner, and entries per chunk."""
 
     relay_part: int

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from msgspec import Struct
 from pydantic import ValidationError
 
 from moesim.hwmodels.calibration import (
@@ -40,8 +40,7 @@ _FLOW_KEYS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(Struct, frozen=True):
     """The origin of measurements, which goes into the source and conditions of every entry."""
 
     title: str

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
@@ -72,8 +72,7 @@ def _sharpness(log_sharpness: float) -> float:
 Pair = tuple[float, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Quality:
+class Quality(Struct, frozen=True):
     """Relative errors of a fit (0.04 is 4 %).
 
     `median` and `worst` are over the fitted rows, `left_out_median` and `left_out_worst` over predictions of
@@ -98,8 +97,7 @@ NO_QUALITY = Quality(0, math.nan, math.nan, math.nan, math.nan)
 """Quality of a fit that is only an intermediate step."""
 
 
-@dataclass(frozen=True, slots=True)
-class LatencyBandwidth:
+class LatencyBandwidth(Struct, frozen=True):
     """t(bytes) = latency_s + bytes / bytes_per_s."""
 
     latency_s: float
@@ -111,8 +109,7 @@ class LatencyBandwidth:
         return self.latency_s + size_bytes / self.bytes_per_s
 
 
-@dataclass(frozen=True, slots=True)
-class Saturating:
+class Saturating(Struct, frozen=True):
     """y(n) = ((slope n)^-p + limit^-p)^(-1/p), linear in n up to a limit; `sharpness` p shapes the knee."""
 
     slope: float
@@ -131,8 +128,7 @@ class Saturating:
         return float(self.limit / self.slope * (share**-p - 1.0) ** (-1.0 / p))
 
 
-@dataclass(frozen=True, slots=True)
-class TransferFit:
+class TransferFit(Struct, frozen=True):
     """t(bytes, n) = latency_s + bytes / R(n), with R saturating in the SMs n."""
 
     latency_s: float
@@ -144,8 +140,7 @@ class TransferFit:
         return self.latency_s + size_bytes / self.rate.at(sms)
 
 
-@dataclass(frozen=True, slots=True)
-class SlowDownFit:
+class SlowDownFit(Struct, frozen=True):
     """Slow-down as points (n, time over time alone), monotone in n; `raw` are unpooled medians."""
 
     points: tuple[Pair, ...]

@@ -9,9 +9,10 @@ import importlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+from msgspec import Struct
 
 from moesim.hwmodels.errors import InputError
 
@@ -32,8 +33,7 @@ _ACCELERATORS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(Struct, frozen=True):
     """One GPU; a field is None where the driver does not report it."""
 
     index: int
@@ -61,8 +61,7 @@ class Gpu:
         return ", ".join(reasons)
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredMachine:
+class MeasuredMachine(Struct, frozen=True):
     """The GPUs of one machine; `peers[i][j]` is true where GPU i can access GPU j's memory directly."""
 
     gpus: tuple[Gpu, ...]
@@ -100,8 +99,7 @@ class MeasuredMachine:
         return all(self.peers[i][j] for i in range(count) for j in range(count) if i != j)
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(Struct, frozen=True):
     """A GPU's clock, power and temperature at one moment; None where the driver does not report it."""
 
     sm_clock_hz: float | None

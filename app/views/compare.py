@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from typing import Any
 
 import streamlit as st
+from msgspec import Struct
 
 import moesim
 from moesim.app import scenario_links, scenario_store, visitors, widgets
@@ -80,8 +80,7 @@ MORE_IS_BETTER = frozenset(
 IN_DOLLARS = frozenset({"usd_per_billion_tokens", "cost_usd"})
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(Struct, frozen=True):
     """One scenario: its title, intervals of its figures, and those of its differences from the first.
 
     `differences` is None while they are computed; `bands` is empty then.

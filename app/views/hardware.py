@@ -6,12 +6,12 @@ import csv
 import hashlib
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from html import escape
 from typing import Any
 
 import streamlit as st
+from msgspec import Struct
 
 from moesim.app import forms, jobs, long_work, predictions, state, widgets
 from moesim.app.charts import sweep as charts
@@ -183,8 +183,7 @@ CHARTED = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(Struct, frozen=True):
     """What a visitor asks: clusters with their GPUs (None: as shipped), and how plans are found."""
 
     scenario: Scenario

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from moesim.hwmodels.node import Node
 
@@ -13,8 +14,7 @@ MOST_GPUS = 256
 MOST_SOCKETS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class ImportedMachine:
+class ImportedMachine(Struct, frozen=True):
     """One server as a file describes it.
 
     `pair_links` counts direct scale-up links of GPU pairs (i < j), `switch_links` those of each GPU to
@@ -43,8 +43,7 @@ class ImportedMachine:
         return "fully-connected" if len(self.pair_links) == every and same and self.gpus > 1 else "partial"
 
 
-@dataclass(frozen=True, slots=True)
-class MachineForm:
+class MachineForm(Struct, frozen=True):
     """One file format that describes a server.
 
     `recognises` says whether a text has this format. `read` takes the text, the file's name for messages, and

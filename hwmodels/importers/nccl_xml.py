@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
 from typing import NoReturn
 from xml.parsers import expat
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.importers.machine import MOST_GPUS, MOST_SOCKETS, ImportedMachine, MachineForm, rate_text
@@ -18,8 +20,7 @@ MAX_DEPTH = 64
 MAX_ATTRIBUTE = 10_000
 
 
-@dataclass(slots=True)
-class Element:
+class Element(Struct):
     """One element: its tag, attributes and children."""
 
     tag: str

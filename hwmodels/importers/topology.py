@@ -5,9 +5,10 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
@@ -41,8 +42,7 @@ MOST_EDGES = 15_000
 """Most edges of a graph, so that its cluster file can be read again."""
 
 
-@dataclass(frozen=True, slots=True)
-class ImportedTopology:
+class ImportedTopology(Struct, frozen=True):
     """A cluster and its file's text; `understood` and `assumed` say in words what was read and what not."""
 
     cluster: Cluster
@@ -87,8 +87,7 @@ def import_topology(
     return ImportedTopology(cluster, dump_mapping(data), parts.understood, parts.assumed)
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
+class _Parts(Struct, frozen=True):
     node: dict[str, Any]
     network: Any
     understood: tuple[str, ...]

@@ -8,11 +8,11 @@ import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, get_args
 
 import numpy as np
+from msgspec import Struct
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.errors import InfeasibleError, InputError
@@ -426,8 +426,7 @@ MOST_PER_LAYER = 32
 """Most vertices of one kind that are drawn side by side."""
 
 
-@dataclass(frozen=True, slots=True)
-class PictureLayer:
+class PictureLayer(Struct, frozen=True):
     """All vertices of one kind, with their number and the names of those shown."""
 
     kind: str
@@ -440,8 +439,7 @@ class PictureLayer:
         return self.count - len(self.shown)
 
 
-@dataclass(frozen=True, slots=True)
-class Cable:
+class Cable(Struct, frozen=True):
     """One cable between two shown vertices; `rate` is the nominal rate of one direction, as text."""
 
     kind: str
@@ -450,8 +448,7 @@ class Cable:
     rate: str
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
+class Picture(Struct, frozen=True):
     """Layers from top to bottom, cables, and the place of each vertex (0 to 1 across, layer number down)."""
 
     layers: tuple[PictureLayer, ...]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Protocol, Self
 
+from msgspec import Struct
 from pydantic import model_validator
 
 from moesim.hwmodels import ranges
@@ -23,8 +23,7 @@ from moesim.hwmodels.provenance import (
 # -- shares of a scale-up rate ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ScaleUpShares:
+class ScaleUpShares(Struct, frozen=True):
     """Shares of the nominal rate of one GPU and direction, by communication pattern (docs/model.md, eq. H3).
 
     This class describes a non-blocking switch, where every GPU reaches every other at its full rate. A
@@ -217,8 +216,7 @@ class Buildings(Frozen):
         return nics / self.oversubscription.value / (self.count.n - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkTier:
+class NetworkTier(Struct, frozen=True):
     """A level of a network at which equal domains of neighbouring GPUs meet over limited links.
 
     GPU g is in domain g // `gpus`. `bytes_per_s`: what a domain can send to the others, or to each other one

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
 
 from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InfeasibleError, InputError
@@ -37,8 +37,7 @@ class EdgeListFabric(ScaleOutFabric):
     edges: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Edge:
+class Edge(Struct, frozen=True):
     """One cable with its two ends, payload bandwidth per direction, and latency (None: not stated)."""
 
     a: str

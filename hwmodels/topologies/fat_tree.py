@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
 from typing import Literal, Self
 
 import numpy as np
+from msgspec import Struct
 from pydantic import model_validator
 
 from moesim.hwmodels.arrays import IntArray
@@ -32,8 +32,7 @@ from moesim.hwmodels.topologies.wiring import Wiring
 # -- two layers --------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Trees:
+class Trees(Struct):
     """`count` equal trees side by side, each of `leaves` switches with `spines` over them.
 
     A leaf and a spine are joined by `bundle` parallel cables; `first` is the number of the first trunk, which

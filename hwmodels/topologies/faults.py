@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
+from msgspec import Struct
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.errors import InfeasibleError, InputError
@@ -16,8 +16,7 @@ from moesim.hwmodels.validation import nearest
 FaultKind = Literal["nic", "link", "switch", "plane", "gpu-links"]
 
 
-@dataclass(frozen=True, slots=True)
-class LinkFault:
+class LinkFault(Struct, frozen=True):
     """A component that keeps only the part `factor` of its bandwidth; 0 means that it is down.
 
     The form of `target` depends on the kind: nic "nic:17" (all NICs of GPU 17); link "leaf:0->spine:1#0"

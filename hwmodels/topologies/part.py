@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import reduce
 from typing import Annotated, Any, get_args
 
 import numpy as np
+from msgspec import Struct
 from pydantic import Field
 
 from moesim.hwmodels.arrays import BoolArray, IntArray
@@ -138,8 +138,7 @@ def columns(*links: IntArray) -> IntArray:
 # -- specs -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class TopologySpec:
+class TopologySpec(Struct, frozen=True):
     """A kind of topology, with its name and keys in files and its builder.
 
     `fabric` is the model of the keys, which `build` takes, or None for a kind without keys; its field `kind`
@@ -173,15 +172,13 @@ class TopologySpec:
         return " ".join(((self.fabric or self.build).__doc__ or "").split("\n\n")[0].split())
 
 
-@dataclass(frozen=True, slots=True)
-class ScaleUpSpec(TopologySpec):
+class ScaleUpSpec(TopologySpec, frozen=True):
     """Spec of a scale-up network; `build` raises InputError where the keys do not fit the node."""
 
     build: Callable[[NodeFigures, int, Any], ScaleUpPart]
 
 
-@dataclass(frozen=True, slots=True)
-class ScaleOutSpec(TopologySpec):
+class ScaleOutSpec(TopologySpec, frozen=True):
     """Spec of a scale-out network; `build` raises InputError where the nodes do not fit.
 
     `build` returns the part between the nodes (None where there is none), or a whole topology that also wires

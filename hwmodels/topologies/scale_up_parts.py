@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
@@ -55,8 +54,7 @@ class MeshFabric(ScaleUpFabric):
         return MeshShares(self.link_bandwidth.value / node.scale_up_bytes_per_s, node.n_gpus)
 
 
-@dataclass(frozen=True, slots=True)
-class MeshShares(ScaleUpShares):
+class MeshShares(ScaleUpShares, frozen=True):
     """Shares in a node of `gpus` with a link for each pair; `link` is a link's nominal rate over a GPU's."""
 
     link: float

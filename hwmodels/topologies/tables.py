@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
 
 from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
 
@@ -16,8 +16,7 @@ IDEAL_CHUNK = 1 << 22
 """Most entries of the (pair, choice, hop) table that ideal spreading holds at a time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(Struct, frozen=True):
     """One direction of one full-duplex cable; the other direction is another Link.
 
     `bytes_per_s` is the payload bandwidth, `nominal_bytes_per_s` that of the datasheet.
@@ -46,8 +45,7 @@ def route_bytes_per_s(route: Sequence[Link]) -> float:
     return min((link.bytes_per_s for link in route), default=float("inf"))
 
 
-@dataclass(frozen=True, slots=True)
-class LinkTable:
+class LinkTable(Struct, frozen=True):
     """Every directed link of a topology, [links]; the index is the link's number in a RouteSet.
 
     `bytes_per_s` is the payload capacity of one direction (0 where a fault took the link),
@@ -63,8 +61,7 @@ class LinkTable:
     """[links] whether each lies inside a node or scale-up domain."""
 
 
-@dataclass(frozen=True, slots=True)
-class RouteSet:
+class RouteSet(Struct, frozen=True):
     """Routes of n pairs: pair i takes `links[indptr[i]:indptr[i + 1]]`, empty for a GPU to itself.
 
     `share` is the part of the pair's bytes that a link carries, 1 on a single path and less where bytes

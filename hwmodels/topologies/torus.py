@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
 from itertools import product
 from math import prod
 from typing import Annotated, Literal, Self
@@ -23,8 +22,7 @@ from moesim.hwmodels.topologies.wiring import Wiring
 # -- shares ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class TorusShares(ScaleUpShares):
+class TorusShares(ScaleUpShares, frozen=True):
     """Shares in a torus of `sizes` (3 and more wrap); `link` is a link's nominal rate over a chip's."""
 
     link: float

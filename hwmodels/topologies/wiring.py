@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct, field
 
 from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
@@ -16,8 +16,7 @@ from moesim.hwmodels.price import FabricPrices
 from moesim.hwmodels.validation import nearest
 
 
-@dataclass(frozen=True, slots=True)
-class Vertices:
+class Vertices(Struct, frozen=True):
     """A run of equal vertices; each stands for `chips` physical switch chips with evenly striped traffic."""
 
     first: int
@@ -31,8 +30,7 @@ class Vertices:
     """Whether they belong to the inside of a node or scale-up domain."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cables:
+class Cables(Struct, frozen=True):
     """A run of cables of one kind, with the end vertices of each and the bandwidth of one direction.
 
     Each stands for `strands` physical cables; `optical` says whether they need transceivers.
@@ -213,8 +211,7 @@ def gpu_name(gpu: int) -> str:
 NIC_KIND = "nic"
 
 
-@dataclass(frozen=True, slots=True)
-class Inventory:
+class Inventory(Struct, frozen=True):
     """Counts of a topology, and the cost of its scale-out network.
 
     `endpoints` are NIC ports. `switches` and `cables` count physical ones by kind; `scale_out_switches` are

@@ -7,16 +7,16 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from moesim.kernels.calibrate.protocol import BEYOND_L2_BYTES, Facts, Grid, Parameter, Sample, TaskFailed
 
 GRAPH_S = 6e-3
 
 
-@dataclass(slots=True)
-class TorchWork:
+class TorchWork(Struct):
     """A call `run(i)` on input set i of `sets`, with its FLOPs and the bytes that it must move."""
 
     run: Callable[[int], Any]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, Entry, GemmTable, Law, MeasuredCurve
@@ -28,8 +30,7 @@ FLOOR = 0.02
 """Smallest relative error that an entry states, because two runs on one machine differ by this much."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(Struct, frozen=True):
     """Rows of one calibration with the accelerator they were measured on."""
 
     rows: Sequence[TimedRow]

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from moesim.hwmodels.accelerator import Accelerator, load_accelerator
 from moesim.hwmodels.calibration import (
@@ -47,8 +49,7 @@ LATENT_HEAD, LATENT_TEXT = 192, "192/128"
 HOW = "kernels of traced steps, medians of those that ran alone where there are such"
 
 
-@dataclass(frozen=True, slots=True)
-class TraceTable:
+class TraceTable(Struct, frozen=True):
     """What the command line passes: rows and facts of a trace, and what it did not teach."""
 
     rows: Sequence[Mapping[str, Any]]

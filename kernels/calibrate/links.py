@@ -7,10 +7,10 @@ import ctypes.util
 import os
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from moesim.kernels.calibrate.protocol import (
     TIMED_GEMM,
@@ -358,8 +358,7 @@ COMPUTE_S = 0.04
 """Seconds of GEMMs queued on every GPU before a collective that overlaps them."""
 
 
-@dataclass(slots=True)
-class _Ring:
+class _Ring(Struct):
     """A communicator with its buffers, and graphs of GEMMs where these overlap the collectives."""
 
     comm: Any

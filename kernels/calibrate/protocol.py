@@ -11,9 +11,10 @@ import shutil
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+
+from msgspec import Struct, field
 
 from moesim.hwmodels.errors import InputError, MoesimError
 from moesim.kernels.launch import DeviceTimeoutError, GpuGroup, cupy
@@ -28,8 +29,7 @@ FORMER_KEYS = {"told": "left_free", "told_alone_ratio": "aware_alone_ratio"}
 """Names of parameters and values in rows of earlier releases, with their present names."""
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(Struct, frozen=True):
     """The resources that a plan can use: GPUs that all reach each other, and importable libraries."""
 
     gpus: int
@@ -39,8 +39,7 @@ class Facts:
     """Operators of the model that the user named; see `operators.py`."""
 
 
-@dataclass(frozen=True, slots=True)
-class TimingTask:
+class TimingTask(Struct, frozen=True):
     """One thing to time, named by its parameters; `key` is the same in every run."""
 
     measurement: str
@@ -57,8 +56,7 @@ class TimingTask:
         return f"{self.measurement} " + " ".join(f"{k}={v}" for k, v in self.parameters.items())
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Struct, frozen=True):
     """Timings of one task in seconds, and other measured `values` (SI units in the keys)."""
 
     times_s: tuple[float, ...]
@@ -69,8 +67,7 @@ class TaskFailed(Exception):  # noqa: N818 - a result, not a fault of the progra
     """A task that this machine cannot do; a row records the reason and the run continues."""
 
 
-@dataclass(frozen=True, slots=True)
-class TimedRow:
+class TimedRow(Struct, frozen=True):
     """A finished task with the median and quartiles of its times, or the reason why there are none."""
 
     measurement: str
@@ -142,8 +139,7 @@ class Context(Protocol):
         """Do one task; raises TaskFailed where this machine cannot."""
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
+class Grid(Struct, frozen=True):
     """A measurement over a grid of parameters; `on_gpu` does one task with a `Session`.
 
     `task_s` and `setup_s` are the seconds of a task and of the set-up on 8 H200, for the estimate.

@@ -9,9 +9,11 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from moesim.hwmodels.accelerator import Accelerator, load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, Entry, load_profile
@@ -143,8 +145,7 @@ MEASUREMENTS: tuple[Grid, ...] = (
 """Measurements in order of importance, because a time budget cuts off the last ones."""
 
 
-@dataclass(frozen=True, slots=True)
-class CalibrationPlan:
+class CalibrationPlan(Struct, frozen=True):
     """The measurements that can run here, and the reasons why others cannot."""
 
     measurements: tuple[Grid, ...]
@@ -211,8 +212,7 @@ LINKS_FROM = "hopper-communication"
 LAWS_FROM = "hopper-interference"
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(Struct, frozen=True):
     """Options of the command; the rows are written beside the profile `output` as `<stem>.rows.jsonl`."""
 
     output: Path
@@ -239,8 +239,7 @@ class Options:
         return self.output.with_name(f"{self.output.stem}.host.yaml")
 
 
-@dataclass(frozen=True, slots=True)
-class CalibrationProgress:
+class CalibrationProgress(Struct, frozen=True):
     """Progress of a run: estimated seconds done and in total, the present task, and a message."""
 
     done_s: float
@@ -252,8 +251,7 @@ class CalibrationProgress:
 ProgressCallback = Callable[[CalibrationProgress], None]
 
 
-@dataclass(slots=True)
-class _CalibrationRun:
+class _CalibrationRun(Struct):
     """The state around the tasks: journal, clock and progress."""
 
     journal: Journal

@@ -7,8 +7,9 @@ states the assumption and by how much its error grows.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, Entry, GemmTable, Law, MeasuredCurve, Prior
@@ -28,8 +29,7 @@ INTERFERENCE_ERROR = 0.10
 CLOCK_TOLERANCE = 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
+class Statement(Struct, frozen=True):
     """The transfer of one entry: `factor` multiplies its values, `error` adds to its stated error."""
 
     id: str

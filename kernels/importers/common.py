@@ -5,9 +5,10 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from moesim.hwmodels.accelerator import Accelerator, load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, Entry, MeasuredCurve
@@ -19,8 +20,7 @@ from moesim.hwmodels.units import parse_quantity
 from moesim.kernels.machine import accelerator_name
 
 
-@dataclass(frozen=True, slots=True)
-class ImportOption:
+class ImportOption(Struct, frozen=True):
     """A fact that a log may lack: the reader's parameter for it, and its help text.
 
     `flag` is the option of the command line; "" means `--` and the parameter. `dimension` is that of a
@@ -59,8 +59,7 @@ class ImportOption:
         return quantity
 
 
-@dataclass(frozen=True, slots=True)
-class CalibrationImporter:
+class CalibrationImporter(Struct, frozen=True):
     """One kind of log: `read` turns it into a profile and takes `options` as keyword arguments.
 
     With `several`, `read` takes a list of paths instead of one. It raises InputError for a file that is no

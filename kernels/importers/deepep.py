@@ -11,9 +11,11 @@ import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, MeasuredCurve
@@ -54,8 +56,7 @@ MOST_FIGURE = 1e15
 Operation = Literal["dispatch", "combine"]
 
 
-@dataclass(frozen=True, slots=True)
-class EpRecord:
+class EpRecord(Struct, frozen=True):
     """One printed figure; rates are logical, in bytes/s, and `scale_out` is 0 inside a node."""
 
     generation: int

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 import statistics
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, MeasuredCurve
@@ -40,8 +41,7 @@ MIB = float(2**20)
 _OPERATION = re.compile(rf"\b({'|'.join(OPERATIONS)})(?:_perf)?\b")
 
 
-@dataclass(frozen=True, slots=True)
-class NcclRow:
+class NcclRow(Struct, frozen=True):
     """One message size: total bytes of the array and mean seconds of the run."""
 
     size_bytes: int
@@ -50,8 +50,7 @@ class NcclRow:
     """Half the relative difference between out-of-place and in-place times."""
 
 
-@dataclass(frozen=True, slots=True)
-class NcclRun:
+class NcclRun(Struct, frozen=True):
     """One run of one collective."""
 
     operation: str

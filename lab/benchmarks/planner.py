@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from dataclasses import replace
+from msgspec.structs import replace
 
 import numpy as np
 

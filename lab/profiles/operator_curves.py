@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
+from msgspec.structs import replace
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, median

@@ -14,7 +14,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from msgspec.structs import replace
 from functools import partial
 from typing import Any
 

@@ -16,7 +16,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from msgspec.structs import replace
 from pathlib import Path
 from typing import Any
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import gc
 import time
 import warnings
-from dataclasses import replace
+from msgspec.structs import replace
 from functools import partial
 from typing import Any
 

@@ -11,7 +11,8 @@ case. A case that fails loses its own row. `--dry` runs every path on a CPU.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from msgspec.structs import replace
 from functools import partial
 from typing import Any
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from dataclasses import replace
+from msgspec.structs import replace
 
 import pytest
 from lab.scoring.attention_calls import AttentionCall, dsa_kernel

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
+from msgspec import Struct
+
 from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, Law
 from moesim.hwmodels.calibration_entry import LawGroup
@@ -97,8 +99,7 @@ PEAK_TOLERANCE = 1e-6
 """Relative tolerance above the peak for rounding errors of a rate."""
 
 
-@dataclass(frozen=True, slots=True)
-class SmContext:
+class SmContext(Struct, frozen=True):
     """SMs reserved for communication kernels while an operator runs, which are busy if `overlapped`."""
 
     sms: int = 0

@@ -5,9 +5,12 @@ The parts that price one block serve the planner too.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from math import fsum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from moesim.simulator.common.bounded_cache import BoundedCache, Same
 from moesim.simulator.cost.data_parallel import PASSES, ShardedBlock, sharded_block, slowed_by_overlap
@@ -192,7 +195,9 @@ def shared_beside_transfers(
         price = compute.get((kind, phase, "alone"), NO_COMPUTE)
         if part > 0.0:
             best_s = max(0.0, price.best_s - part)
-            out[kind, phase, "alone"] = replace(price, fixed_s=price.fixed_s - part, best_s=best_s)
+            out[kind, phase, "alone"] = dataclasses.replace(
+                price, fixed_s=price.fixed_s - part, best_s=best_s
+            )
     return out
 
 
@@ -214,8 +219,7 @@ def pipeline_send(pricer: Pricer, schedule: Schedule) -> tuple[float, float, boo
 # -- one block ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class BareCosts:
+class BareCosts(Struct, frozen=True):
     """Compute of the phases of a block without the exposed time of the collectives inside them.
 
     `core_s`: seconds of the GEMMs and of the core attention, behind which those collectives may hide; empty
@@ -280,7 +284,7 @@ def with_collectives(
     for (phase, mode), cost in bare.compute.items():
         exposed_s, crosses = exposed.get(phase, 0.0), moved.get(phase, ())
         if exposed_s or crosses:
-            cost = replace(
+            cost = dataclasses.replace(
                 cost,
                 fixed_s=cost.fixed_s + exposed_s,
                 exposed_s=exposed_s,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from math import fsum
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from moesim.simulator.cost.collectives.ring import busiest_bytes
 from moesim.simulator.cost.evidence import CostedSeconds, Evidence, combined
@@ -244,8 +246,7 @@ PASSES: tuple[tuple[bool, tuple[Phase, ...]], ...] = (
 """Collectives beside each pass of a block: forward and backward."""
 
 
-@dataclass(frozen=True, slots=True)
-class ShardedBlock:
+class ShardedBlock(Struct, frozen=True):
     """Collectives over the replicas inside the step of one block."""
 
     transfers: Mapping[Phase, TransferCost]

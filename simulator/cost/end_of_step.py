@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from math import ceil, fsum
 from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from msgspec.structs import replace
 
 from moesim.simulator.cost.collectives.ring import busiest_bytes
 from moesim.simulator.cost.compute import OperatorCost
@@ -133,7 +135,7 @@ def rank_step_end(
     # A collective that is added to the step's end, or that runs once a micro-batch outside of the actions'
     # transfers, adds its bytes here.
     rows = reduction.moved(REDUCTION), tied.moved(TIED), Moved(NORM, *norm), gather.moved(GATHER)
-    return replace(cost, evidence=stands_on, moved=summed((row, 1.0) for row in rows))
+    return dataclasses.replace(cost, evidence=stands_on, moved=summed((row, 1.0) for row in rows))
 
 
 def update_s(pricer: Pricer, chunks: RankChunks, schedule: Schedule) -> float:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple, get_args
+
+from msgspec import Struct
 
 from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.calibration import CalibrationProfile
@@ -63,8 +64,7 @@ class EntryReading(NamedTuple):
     error_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(Struct, frozen=True):
     """Calibration entries behind a price, notes on assumptions and extrapolations, and readings of compute.
 
     Each entry has at most one reading. `combined` adds the evidence of several prices.
@@ -127,8 +127,7 @@ def combined(parts: Iterable[tuple[Evidence, float]]) -> Evidence:
     return Evidence(frozenset(entries), frozenset(notes), readings, frozenset(reads))
 
 
-@dataclass(frozen=True, slots=True)
-class CostedSeconds:
+class CostedSeconds(Struct, frozen=True):
     """A duration and its evidence, with the bytes that a GPU sends meanwhile over NICs and scale-up ports.
 
     Where compute hides a part of the duration, all bytes are still sent.
@@ -171,8 +170,7 @@ TOKENS = 4096
 _ORDER = (*get_args(Kind), NOT_PRICED)
 
 
-@dataclass(frozen=True, slots=True)
-class PartEvidence:
+class PartEvidence(Struct, frozen=True):
     """What prices one part of a model."""
 
     part: str

@@ -7,10 +7,10 @@ neither can drift from the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
+from msgspec import Struct
 
 from moesim.hwmodels.arrays import FloatArray
 
@@ -57,8 +57,7 @@ def _slowed(seconds: Amount, slowness: Amount) -> Amount:
     return seconds if isinstance(slowness, float) and slowness == 1.0 else seconds * slowness
 
 
-@dataclass(frozen=True, slots=True)
-class SyncParts(Generic[Time]):
+class SyncParts(Struct, Generic[Time], frozen=True):
     """Durations of the parts of the end of the step on one pipeline rank."""
 
     reduce: Time
@@ -67,8 +66,7 @@ class SyncParts(Generic[Time]):
     gather: Time
 
 
-@dataclass(frozen=True, slots=True)
-class SyncTimes(Generic[Time]):
+class SyncTimes(Struct, Generic[Time], frozen=True):
     """Times at which parts of the end of the step end on a pipeline rank; `ready` starts the reduction."""
 
     ready: Time

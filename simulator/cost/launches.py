@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import fsum
 from typing import Literal, NamedTuple
+
+from msgspec import Struct
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.host import BlockFamily, CallKind, Host, load_host
@@ -39,8 +41,7 @@ from moesim.simulator.schedules.template import EP_PHASES
 # The equations are L1 to L8 of docs/model.md.
 
 
-@dataclass(frozen=True, slots=True)
-class HostTimes:
+class HostTimes(Struct, frozen=True):
     """Host seconds of the calls of one kind of block, all times multiplied by `slowness`.
 
     `compiled`: `torch.compile` compiled the block.
@@ -72,8 +73,7 @@ Part = Literal["F", "B", "I", "W", "FB"]
 both whose launches one thread makes in turn."""
 
 
-@dataclass(frozen=True, slots=True)
-class PassLaunches:
+class PassLaunches(Struct, frozen=True):
     """The launches of one block's forward, backward or part of a split backward, in order.
 
     `drains`: the host reads a result from the device before the first launch, which empties the queue.

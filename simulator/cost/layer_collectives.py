@@ -7,12 +7,13 @@ embedding, the head and its loss have those of their tensor-parallel ranks.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from math import fsum, sqrt
 from statistics import NormalDist
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from moesim.simulator.cost.compute import SmContext, operator_seconds
 from moesim.simulator.cost.evidence import (
@@ -91,8 +92,7 @@ class Inside(NamedTuple):
         return cls(exposed, sums, combined((part, 1.0) for part in parts))
 
 
-@dataclass(frozen=True, slots=True)
-class LayerCollectives:
+class LayerCollectives(Struct, frozen=True):
     """Prices the collectives inside one layer on the links of a job."""
 
     pricer: Pricer

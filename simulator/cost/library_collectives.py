@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from math import ceil, inf
 from types import MappingProxyType
 from typing import Literal, TypeAlias
+
+from msgspec.structs import replace
 
 from moesim.hwmodels.calibration import CalibrationProfile, Entry, MeasuredCurve
 from moesim.hwmodels.confidence import GENERIC

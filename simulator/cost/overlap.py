@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from math import log
 from typing import Literal, NamedTuple
 
+from msgspec import Struct
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from moesim.hwmodels.frozen import Frozen
@@ -305,8 +305,7 @@ def exposed_pipelined_scatter(gemm: SplitGemm, scatter_s: float, pieces: int, sm
     return one + (pieces - 1) * max(one, each) + each - gemm.whole_s
 
 
-@dataclass(frozen=True, slots=True)
-class HalfOverlap:
+class HalfOverlap(Struct, frozen=True):
     """What one half of a layer exposes under a framework's methods, on an accelerator with `n_sms` SMs."""
 
     methods: HalfMethods

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from math import fsum
 from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from moesim.simulator.cost.cost_table import (
     BareCosts,
@@ -168,7 +171,9 @@ class PlanCosts(OfJob):
         split = plan.tp, plan.cp, plan.ep, plan.expert_tp, plan.pp, plan.microbatch, plan.sequence_parallel
         moves = self._once(("moves", split, self.number(recipe), communication.sms), dict[Hashable, Any])
         own = Pricer.shared(replace(self.job, scenario=self.scenario.model_copy(update=update)))
-        return replace(own, _moves=moves, _host_calls=self._once(("host calls",), dict[Hashable, Any]))
+        return dataclasses.replace(
+            own, _moves=moves, _host_calls=self._once(("host calls",), dict[Hashable, Any])
+        )
 
     # -- compute ---------------------------------------------------------------------------------------
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from msgspec import Struct
+
 from moesim.simulator.cost.evidence import NO_EVIDENCE, Evidence, Moved, combined
 from moesim.simulator.cost.formulas import blended
 from moesim.simulator.model.operator import BlockKind, Phase
@@ -130,8 +132,7 @@ class SyncCost:
         return self.reduce_s + self.norm_s + self.optimizer_s + self.gather_s
 
 
-@dataclass(frozen=True, slots=True)
-class SlowSends:
+class SlowSends(Struct, frozen=True):
     """Pipeline sends that cross borders of a network, by (source, target) rank.
 
     `alone`: time over that inside a domain, alone on the border; `by_latency`: by its latency only.

@@ -5,10 +5,11 @@ The simulator's engine adds contention between them.
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from typing import Literal
 
 import numpy as np
+from msgspec.structs import replace
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.topologies import NetworkTier
@@ -65,7 +66,7 @@ def _expert_transfer(pricer: Pricer, phase: Phase, mode: Mode) -> TransferCost:
         crossing_s = exchange_seconds(tier, plan.ep * plan.expert_tp, node, cost.nic_bytes)
         if crossing_s is None:
             continue
-        cost = replace(
+        cost = dataclasses.replace(
             cost,
             launch_s=cost.launch_s + tier.latency_s,
             nic_s=max(cost.nic_s, crossing_s),

@@ -5,8 +5,12 @@ Low-latency kernels are forward calls of inference; no autograd function is publ
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.dispatchers.protocol import (
@@ -164,8 +168,7 @@ def _sm_seconds(call: Call, received_bytes: float, meter: Meter) -> tuple[float,
     return seconds * factor, residual + law_residual
 
 
-@dataclass(frozen=True, slots=True)
-class SentRows:
+class SentRows(Struct, frozen=True):
     """Tokens of a rank, the rows that it sends or gets back, and the ranks of its group on a node."""
 
     tokens: float
@@ -275,7 +278,7 @@ DEEPEP_2025_02 = TwoHops(
     adapters=("",),
     sms=_tuned("458cdcb22a76", "2025-03", "; DeepSeek-V3 trained with it (arXiv 2412.19437, section 3.5.1)"),
 )
-DEEPEP_2025_04 = replace(
+DEEPEP_2025_04 = dataclasses.replace(
     DEEPEP_2025_02,
     name="deepep-2025-04",
     adapters=("", *EFA),

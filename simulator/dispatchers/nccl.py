@@ -6,7 +6,9 @@ NCCL count as the framework's memory (`layout.memory`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from moesim.simulator.dispatchers.protocol import (
     EXPANDS,

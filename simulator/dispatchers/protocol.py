@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from msgspec import Struct
+
 from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, MeasuredCurve
 from moesim.hwmodels.errors import InputError
@@ -33,8 +35,7 @@ NOTIFY_ROUNDS = 2
 # -- bytes -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class TargetStatistics:
+class TargetStatistics(Struct, frozen=True):
     """Expected numbers of targets of one token; a target counts once however many of its experts are chosen.
 
     `distinct_nodes` and `distinct_gpus` include the token's own node and GPU where they are targets;
@@ -48,8 +49,7 @@ class TargetStatistics:
     gpus_per_node: int
 
 
-@dataclass(frozen=True, slots=True)
-class LinkBytes:
+class LinkBytes(Struct, frozen=True):
     """Bytes that one GPU sends in one dispatch, or receives in one combine, per class of link.
 
     A token crosses IB once for each distinct remote node, to the GPU with the sender's index there,
@@ -98,8 +98,7 @@ def direct_bytes(tokens: float, top_k: float, ranks: int, per_node: int, bytes_p
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Links:
+class Links(Struct, frozen=True):
     """Nominal rates per GPU and direction, and one-way latencies, of the links that a transfer may use.
 
     `nic_bytes_per_s` is 0 where the node has no network (a single node).
@@ -141,8 +140,7 @@ def notify_seconds(links: Links, nodes: int) -> float:
 # -- seconds ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True):
     """A rank of an expert-parallel group, with what it sends in one dispatch or combine of a micro-batch."""
 
     ranks: int
@@ -350,8 +348,7 @@ def on_stream(operators: Operators) -> dict[Phase, tuple[Operator, ...]]:
 # -- buffers ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertBuffers:
+class ExpertBuffers(Struct, frozen=True):
     """Bytes of a dispatcher's two buffers, with a `note` where the ring sizes were extrapolated."""
 
     nvlink_bytes: int = 0
@@ -372,8 +369,7 @@ def round_up(size: int) -> int:
 # -- the dispatcher --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedSms:
+class PublishedSms(Struct, frozen=True):
     """Range of SMs with which the authors of a dispatcher tune, test and publish it."""
 
     least: SourcedCount

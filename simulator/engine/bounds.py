@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
 
 import numpy as np
+from msgspec import Struct, field
 
 from moesim.hwmodels.arrays import FloatArray, IntArray, distinct
 from moesim.simulator.cost.evidence import EXPERTS, SENDS, SHARDS, Moved, summed
@@ -32,8 +33,7 @@ Hop = tuple[int, int]
 """(source, target) pipeline rank of a send."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Bytes:
+class _Bytes(Struct, frozen=True):
     """Bytes of a transfer under even load on each of `links`.
 
     `outer` belongs to the scale-out hop, which scales with node loads, `inner` to the scale-up hop.
@@ -44,8 +44,7 @@ class _Bytes:
     inner: FloatArray
 
 
-@dataclass(slots=True)
-class LinkContention:
+class LinkContention(Struct):
     """Counts the communication streams of all groups on every link, and bounds how long transfers take."""
 
     programs: Sequence[Program]
@@ -96,7 +95,10 @@ class LinkContention:
             program, (rank, phase, _, _) = self.programs[number], moved
             even = np.ones(program.members)
             parts = []
-            for part in (replace(cost, scale_up_bytes=0.0), replace(cost, nic_bytes=0.0)):
+            for part in (
+                dataclasses.replace(cost, scale_up_bytes=0.0),
+                dataclasses.replace(cost, nic_bytes=0.0),
+            ):
                 demand = program.link_map.uniform(rank, phase, part)
                 if demand is None:
                     demand = program.link_map.transfer(rank, phase, part, even, even)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from moesim.simulator.common.bounded_cache import ENTRY_BYTES, BoundedCache, Same
 from moesim.simulator.cost.formulas import busy_share
@@ -75,8 +77,7 @@ def _outline(step: Action | Overlap) -> StepOutline:
     return (kind, *stages), str(step), stages, micro
 
 
-@dataclass(frozen=True, slots=True)
-class _CompiledPart:
+class _CompiledPart(Struct, frozen=True):
     """A compiled template without its transfers, the same on all pipeline ranks that run it.
 
     `transfers`: position of each transfer task, its number among routed blocks if the load decides its bytes,

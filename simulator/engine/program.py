@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
 from weakref import ref
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
@@ -68,8 +68,7 @@ def whole_ns(seconds: FloatArray) -> IntArray:
 TRANSFER_STREAMS: tuple[Stream, ...] = ("communication", "sharding")
 
 
-@dataclass(frozen=True, slots=True)
-class MemberVariation:
+class MemberVariation(Struct, frozen=True):
     """Differences between members, as vectors with one value a member.
 
     `clock`: time factor of each member [pipeline ranks, members]. `loads`: relative received rows
@@ -269,8 +268,7 @@ class TemplateColumns(NamedTuple):
     without_formula: tuple[int, ...]
 
 
-@dataclass(frozen=True, eq=False)
-class TemplatePart:
+class TemplatePart(Struct, frozen=True, eq=False, dict=True):
     """What does not depend on the pipeline rank that runs a template.
 
     `tasks`: the tasks without the durations of their transfers, whose positions are in `transfers`.
@@ -319,8 +317,7 @@ class TemplatePart:
         return weight
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledTemplate:
+class CompiledTemplate(Struct, frozen=True):
     """A template on one pipeline rank, ready to run for any micro-batch."""
 
     kind: str
@@ -347,8 +344,7 @@ class PlacedStep(NamedTuple):
     microbatches: tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(Struct, frozen=True):
     """A schedule with its costs: `ranks[r]` is what pipeline rank r runs, in order."""
 
     schedule: Schedule
@@ -362,8 +358,7 @@ class Program:
     """Number of the expert-parallel group of each pipeline rank."""
 
 
-@dataclass(frozen=True, slots=True)
-class PricedSchedule:
+class PricedSchedule(Struct, frozen=True):
     """The schedule, the blocks of its stages and all prices, which the groups of a step share.
 
     `blocks[stage]`: block kinds of the stage in forward order. `order`: how an overlapped pair interleaves.
@@ -378,8 +373,7 @@ class PricedSchedule:
 # -- programs as vectors ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ActionTable:
+class ActionTable(Struct, frozen=True, eq=False):
     """Every action of a program in the order of pipeline ranks, and every task in the order of actions.
 
     `steps[a]`: the placed step. `rank[a]`: its pipeline rank. `code[a]`: its template in `codes`.

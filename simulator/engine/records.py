@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
@@ -43,8 +43,7 @@ class Waits(NamedTuple):
     held_up_ns: IntArray
 
 
-@dataclass(frozen=True, eq=False)
-class ShortTimes:
+class ShortTimes(Struct, frozen=True, eq=False, dict=True):
     """Times in nanoseconds [rows, members] that take 32 bits each, read like an array of 64-bit ones.
 
     `make`: gives them as counted from `base` [rows], when they are read first.
@@ -75,8 +74,7 @@ class ShortTimes:
         return ticks + (base.reshape(*base.shape, *(1,) * missing) if missing > 0 else base)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RecordedTimes:
+class RecordedTimes(Struct, frozen=True, eq=False):
     """Times of all actions and tasks of a group in nanoseconds, in the order of its `ActionTable`.
 
     `start`, `end` and `free` [actions, members]: when an action began, when its last task had ended, and when
@@ -104,8 +102,7 @@ class RecordedTimes:
         return cls(start, end, free, ends, np.zeros(table.tasks, np.int64), np.zeros(table.tasks, np.int64))
 
 
-@dataclass(slots=True)
-class SyncRecord:
+class SyncRecord(Struct):
     """End of the step on one pipeline rank, with the begin and end of each part in nanoseconds."""
 
     ready_ns: int
@@ -115,8 +112,7 @@ class SyncRecord:
     gather: tuple[int, int]
 
 
-@dataclass(slots=True)
-class SendRecord:
+class SendRecord(Struct):
     """One pipeline send between ranks, with the begin and end of its payload in nanoseconds."""
 
     source: int
@@ -126,8 +122,7 @@ class SendRecord:
     end: int
 
 
-@dataclass(frozen=True, eq=False)
-class Execution:
+class Execution(Struct, frozen=True, eq=False, dict=True):
     """The execution of one group of a step; `Engine` lists what an engine guarantees for it.
 
     `table`: the actions and tasks of the program. `times`: when every action and task began and ended.

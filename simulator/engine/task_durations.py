@@ -7,11 +7,11 @@ draws and spreads, nanoseconds by factors, loads and price.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
+from msgspec import Struct
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.common.bounded_cache import ENTRY_BYTES, BoundedCache, array_key, digest, read_only
@@ -82,8 +82,7 @@ _PHASE_NUMBER: dict[Phase, int] = {phase: number for number, phase in enumerate(
 """Part of the seed of a phase's run-to-run noise."""
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledPhases:
+class CompiledPhases(Struct, frozen=True):
     """The same durations as `TaskDurations` computes with NumPy, by compiled code, which is faster."""
 
     native: Any

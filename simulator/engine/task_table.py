@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 from weakref import ref
 
 import numpy as np
+from msgspec import Struct
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.cost.table import PhaseCost, TransferCost
@@ -87,8 +87,7 @@ def _kept_of(array: AnyArray) -> dict[Hashable, Any]:
 # -- tasks -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class TaskTable:
+class TaskTable(Struct, frozen=True, eq=False, dict=True):
     """The tasks of a program in the order of its `ActionTable`, which is that of `RecordedTimes.ends`.
 
     The tasks of all templates, one template after another, are its template tasks: `of_template[i]` is
@@ -175,8 +174,7 @@ MoveKey = tuple[int, Phase, float, float]
 """What decides a transfer's links and bytes under even load: rank, phase, NIC and scale-up bytes."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TransferTable:
+class TransferTable(Struct, frozen=True, eq=False):
     """The transfers among the tasks of a table, and the places at which its templates have them.
 
     `ranks`, `tasks` and `rows` have one entry a place. `moved_of[p]` is the number of its entry in `moved`,

@@ -9,8 +9,10 @@ the bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
 from typing import TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from moesim.simulator.model.operator import Operator, Phase
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
@@ -87,8 +89,7 @@ NOT_RUN = frozenset({"experts.weight_gradient", "residual_scale", "residual_scal
 of routing weights; residual branches are added without a factor."""
 
 
-@dataclass(frozen=True, slots=True)
-class Halves:
+class Halves(Struct, frozen=True):
     """RoPE that rotates halves in BF16: bytes read and written per element, and kernels, each way."""
 
     forward: tuple[float, float]
@@ -132,7 +133,7 @@ def in_halves(op: Operator, halves: Halves) -> tuple[Operator, ...]:
     read, written = halves.backward if back else halves.forward
     size = {"bytes_read": elements * read, "bytes_written": elements * written}
     variant = halves.variant + "_backward" * back
-    return (replace(op, **size, launches=halves.kernels[back], variant=variant),)  # type: ignore[arg-type]
+    return (replace(op, **size, launches=halves.kernels[back], variant=variant),)
 
 
 def eager_rows(
@@ -164,7 +165,7 @@ def eager(
         half = whole / BF16 * bytes_of_rows[base] / 2
         variant = base.removeprefix("experts.")
         size = {"bytes_read": half, "bytes_written": half, "choices": choices}
-        moved = replace(op, variant=f"eager_{variant}", **size)  # type: ignore[arg-type]
+        moved = replace(op, variant=f"eager_{variant}", **size)
         if base != "experts.reduce_gradient" or not experts:
             return (moved,)
         indices = INDEX_BYTES * PADDING_ROWS * experts
@@ -197,7 +198,7 @@ def eager(
     elif op.cls != "norm":
         return (op,)
     size = {"bytes_read": op.bytes_read * factor, "bytes_written": op.bytes_written * factor}
-    return (replace(op, **size, variant=variant, launches=launches),)  # type: ignore[arg-type]
+    return (replace(op, **size, variant=variant, launches=launches),)
 
 
 def joined_by_cat(ops: tuple[Operator, ...]) -> tuple[Operator, ...]:
@@ -217,7 +218,7 @@ def joined_by_cat(ops: tuple[Operator, ...]) -> tuple[Operator, ...]:
             part = named[f"k_rope_broadcast{again}"]
             size = op.bytes_written + part.bytes_written
             keys = {"bytes_read": op.bytes_read + part.bytes_read, "bytes_written": size}
-            out.append(replace(op, name=f"k.cat{again}", variant=CAT, **keys))  # type: ignore[arg-type]
+            out.append(replace(op, name=f"k.cat{again}", variant=CAT, **keys))
             out.append(replace(op, name=f"q.cat{again}", variant=CAT, bytes_read=size, bytes_written=size))
         elif base == "k_nope_unpack" and "rope_q.backward" in named:
             both = op.bytes_written + named["v_unpack"].bytes_written
@@ -341,7 +342,7 @@ def passes_of_loss(op: Operator, how: str) -> tuple[Operator, ...]:
         return (replace(op, bytes_read=op.bytes_read * forward, launches=kernels, variant=variant),)
     more = EAGER_BACKWARD if how == "eager" else 1.0
     size = {"bytes_read": op.bytes_read * more, "bytes_written": op.bytes_written * more}
-    return (replace(op, **size, variant=variant),)  # type: ignore[arg-type]
+    return (replace(op, **size, variant=variant),)
 
 
 def narrow(op: Operator) -> tuple[Operator, ...]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
 from typing import Literal, TypeVar
 
+from msgspec import Struct
+from msgspec.structs import replace
 from pydantic import Field
 
 from moesim.hwmodels.errors import InputError
@@ -83,8 +84,7 @@ class FrameworkKernels(Frozen):
     steps: dict[str, StepList]
 
 
-@dataclass(frozen=True, slots=True)
-class LayerSizes:
+class LayerSizes(Struct, frozen=True):
     """Elements of a layer's tensors on one rank, and the features that kernels may ask for."""
 
     elements: Mapping[Elements, float]

@@ -6,8 +6,10 @@ norms and at the end of a step in `kernel_lists.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import partial
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from moesim.simulator.frameworks.eager import (
     HALVES,
@@ -151,7 +153,7 @@ def routed_by(op: Operator, router: str) -> tuple[Operator, ...]:
         return (op,)
     share = FUSED_PASSES / _CHAIN[base]
     size = {"bytes_read": op.bytes_read * share, "bytes_written": op.bytes_written * share}
-    return (replace(op, **size, launches=FUSED_KERNELS),)  # type: ignore[arg-type]
+    return (replace(op, **size, launches=FUSED_KERNELS),)
 
 
 # -- rows of experts padded for FP8 --------------------------------------------------------------------
@@ -216,8 +218,7 @@ def fused_experts(op: Operator) -> tuple[Operator, ...]:
 # -- biases of experts outside of their GEMMs ----------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class SplitBias:
+class SplitBias(Struct, frozen=True):
     """Bytes per element of a projection's output and kernels per expert, forward and backward."""
 
     forward_bytes: float
@@ -253,8 +254,7 @@ SPLIT_BIASES: dict[str, dict[str, SplitBias]] = {
 """Projections whose bias is added outside the GEMM, by `software.expert_biases`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Clamped:
+class Clamped(Struct, frozen=True):
     """A clamped SwiGLU in single operators: bytes read and written per element of the experts' intermediate
     rows, kernels, variants of the measured rates, and bytes that the operator in its place moves, forward and
     backward; with `weights`, its backward also sums the gradients of routing weights."""
@@ -299,7 +299,7 @@ def clamped_activation(op: Operator, clamped: Clamped) -> tuple[Operator, ...]:
     elements = (op.bytes_read + op.bytes_written) / clamped.instead_of[back]
     size = {"bytes_read": elements * read, "bytes_written": elements * written}
     kernels, variant = clamped.kernels[back], clamped.variants[back]
-    return (replace(op, **size, launches=kernels, variant=variant),)  # type: ignore[arg-type]
+    return (replace(op, **size, launches=kernels, variant=variant),)
 
 
 def biased_experts(operators: Operators, how: str, own_kernels: bool) -> dict[Phase, tuple[Operator, ...]]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from typing import NamedTuple, TypeAlias
+
+from msgspec import Struct
 
 from moesim.hwmodels.errors import LegalValuesError
 from moesim.hwmodels.validation import nearest
@@ -75,8 +76,7 @@ class Limits(NamedTuple):
 ANY_PLAN = Limits()
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(Struct, frozen=True):
     """A trainer release: its answers by switch. Other switches stay as they are without a framework."""
 
     title: str

@@ -12,9 +12,8 @@ The planner works from the load of every expert, in three steps:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
@@ -24,8 +23,7 @@ LEAST_GAIN = 1e-9
 """Least gain of a swap, over the mean load of a rank; smaller differences may be rounding."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertPlacement:
+class ExpertPlacement(Struct, frozen=True):
     """The expert in every slot of every rank.
 
     Slot s of layer l holds expert `expert_of_slot[l, s]` [layers, slots]; slots are in rank order, slots /

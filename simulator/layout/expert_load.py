@@ -6,12 +6,12 @@ Rows above an expert's or a rank's capacity are dropped; ranks with fewer rows w
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
@@ -93,8 +93,7 @@ ROUNDING = 1e-12
 """Fractions of dropped rows up to this one are rounding and count as none."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadSpec:
+class LoadSpec(Struct, frozen=True):
     """The distribution that expert load is drawn from.
 
     `expert_cv` is the coefficient of variation of an expert's popularity between micro-batches and groups.
@@ -135,8 +134,7 @@ class LoadSpec:
         return self.plain and self.expert_cv == 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class RankLoads:
+class RankLoads(Struct, frozen=True):
     """Load of every rank of one expert-parallel group, by sample = layer x microbatches + microbatch.
 
     `rows` [samples, ep] are the received expert rows over their mean before dropping, and `node_rows` their

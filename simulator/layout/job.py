@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from math import fsum, gcd
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
@@ -20,8 +22,7 @@ from moesim.simulator.scenario.stated import is_stated
 from moesim.simulator.schedules import Schedule, fleet_defaults
 
 
-@dataclass(frozen=True)
-class ResolvedJob:
+class ResolvedJob(Struct, frozen=True, dict=True):
     """A scenario with everything that it names loaded; the job of a fleet's pool has that pool's cluster."""
 
     scenario: Scenario
@@ -120,8 +121,7 @@ def resolve(
 # Splits the pipeline ranks of a job over the pools of its fleet, each with a cluster to price on (pure).
 
 
-@dataclass(frozen=True, slots=True)
-class PoolSlice:
+class PoolSlice(Struct, frozen=True):
     """One pool with its cluster and pipeline ranks.
 
     `scenario` is the job as if the whole pipeline ran on GPUs of this pool's kind.

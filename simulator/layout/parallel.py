@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InputError
@@ -17,8 +16,7 @@ from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.schedules.spec import SCHEDULES
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Coordinates:
+class Coordinates(Struct, frozen=True, order=True):
     """Position of a rank in every dimension; `ep`, `expert_tp` and `expert_dp` divide tp x cp x dp anew."""
 
     pp: int
@@ -30,8 +28,7 @@ class Coordinates:
     expert_dp: int
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Struct, frozen=True):
     """A parallel plan on a number of GPUs: converts ranks to coordinates and back, and lists the groups.
 
     Rank numbers vary fastest in tp, then cp, then dp, and slowest in pp; for experts the tp x cp x dp GPUs of

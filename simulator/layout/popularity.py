@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import exp, pi, sqrt
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
@@ -319,8 +319,7 @@ TOKEN_SCALE = sqrt(3.0) / pi
 """Scale of the logistic distribution of a token's affinity to an expert, whose variance is 1."""
 
 
-@dataclass(frozen=True, slots=True)
-class BiasRun:
+class BiasRun(Struct, frozen=True):
     """Expert load during the training steps from 0 to steps - 1.
 
     `popularity` [1, layers, experts] holds the experts' shares of the rows in the last step (each row sums to

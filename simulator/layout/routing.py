@@ -7,12 +7,12 @@ All expectations assume equally popular experts, and sources that are independen
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
 from functools import lru_cache
 from math import comb, fsum
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
@@ -26,8 +26,7 @@ GroupCounts = tuple[int, ...]
 """Numbers of experts that a token picks in each group it reaches, largest first, without zeros."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gate:
+class Gate(Struct, frozen=True):
     """A gate that chooses `top_k` of `experts`, limited to `groups_per_token` of `groups` equal groups.
 
     `scores` says how a standard normal logit becomes a score, through the logistic function (`sigmoid`) or

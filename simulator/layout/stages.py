@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate, groupby
 from math import frexp, fsum, ldexp
 
 import numpy as np
+from msgspec import Struct
 
 from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InputError
@@ -22,8 +22,7 @@ RESOLUTION_BITS = 40
 """Bits of the integers that weights are rounded to, so that ties do not depend on floating-point errors."""
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(Struct, frozen=True):
     """One indivisible piece of a stage.
 
     `layer` is the layer index. MTP modules count on after the last layer, and the head pass of a module has
@@ -49,8 +48,7 @@ class Block:
         return self.kind == HEAD
 
 
-@dataclass(frozen=True, slots=True)
-class StageAssignment:
+class StageAssignment(Struct, frozen=True):
     """The blocks of each stage, stage 0 first."""
 
     stages: tuple[tuple[Block, ...], ...]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from moesim.simulator.memory.allocator import Event
 from moesim.simulator.model.attention import MLA
@@ -25,8 +27,7 @@ Saving = Literal["none", "all", "some"]
 operators that a selective policy keeps."""
 
 
-@dataclass(frozen=True, slots=True)
-class EagerOp:
+class EagerOp(Struct, frozen=True):
     """One operator: it reads `inputs` and writes `output`; both are names of tensors of its block."""
 
     output: str
@@ -50,16 +51,14 @@ class EagerOp:
     """Part of the block whose parameters are sharded on their own; none: those of the block."""
 
 
-@dataclass(slots=True)
-class Tensor:
+class Tensor(Struct):
     """A tensor in memory and the number of its holders."""
 
     number: int
     holders: int = 1
 
 
-@dataclass(slots=True)
-class Tape:
+class Tape(Struct):
     """Collects the events of a process."""
 
     events: list[Event] = field(default_factory=list)
@@ -100,8 +99,7 @@ UnitHook: TypeAlias = Callable[[str, list[Tensor | None]], None]
 its backward with the gradients of its weights."""
 
 
-@dataclass(slots=True)
-class BlockFrame:
+class BlockFrame(Struct):
     """What one micro-batch of a block holds between its forward and its backward."""
 
     block_input: Tensor | None
@@ -286,8 +284,7 @@ STATE_BYTES = 512.0
 """A saved tensor of a few elements."""
 
 
-@dataclass
-class _BlockOps:
+class _BlockOps(Struct):
     """Collects the operators of a block and counts its GEMMs."""
 
     tokens: float

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from moesim.simulator.layout.stages import Block, StageAssignment
 from moesim.simulator.memory.allocator import AllocatorBytes, Event, peak_bytes
@@ -34,8 +35,7 @@ NARROW, WIDE = 2, 4
 """Bytes of an element of a gathered parameter and its gradient, and of a stored parameter."""
 
 
-@dataclass(slots=True)
-class Unit:
+class Unit(Struct):
     """Parameters that FSDP2 gathers and reduces together."""
 
     sizes: tuple[float, ...]
@@ -67,8 +67,7 @@ GEMM_WORKSPACE_BYTES, GEMM_THREADS = 32 << 20, 2
 """Workspace of cuBLAS, which the threads of forward and backward each keep; measured on an H200."""
 
 
-@dataclass(frozen=True, slots=True)
-class EagerStage:
+class EagerStage(Struct, frozen=True):
     """Blocks of a stage, as their operators and the number of ranks over which each is sharded.
 
     `unit_shards` is that of routed experts. `is_first` and `is_last` say whether the stage has the embedding
@@ -86,8 +85,7 @@ class EagerStage:
     is_last: bool
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(Struct, frozen=True):
     """How the steps of a rank run."""
 
     microbatches: int

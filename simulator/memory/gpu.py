@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
 from math import fsum
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
+from msgspec import Struct
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import Sourced, SourcedBytes, SourcedFraction, SourcedSeconds
@@ -44,8 +44,7 @@ from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.schedules.action import Schedule, Step, actions_of
 
 
-@dataclass(frozen=True, slots=True)
-class LocalParameters:
+class LocalParameters(Struct, frozen=True):
     """Parameters on one GPU, split into those of routed experts and all others."""
 
     experts: float
@@ -213,8 +212,7 @@ def is_admitted(total: Amount, most: Amount, capacity: float, headroom: float | 
     return most <= capacity if headroom is None else total <= capacity * (1.0 - headroom)
 
 
-@dataclass(frozen=True, slots=True)
-class RankStages:
+class RankStages(Struct, frozen=True):
     """Stages of one pipeline rank, and the micro-batches that it has in flight.
 
     `in_flight` lists moments of the schedule, each as micro-batches in flight by stage; the moment that takes
@@ -225,8 +223,7 @@ class RankStages:
     in_flight: tuple[Mapping[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RankMemory:
+class RankMemory(Struct, frozen=True):
     """Bytes on one GPU of a pipeline rank, by kind."""
 
     weights: float
@@ -239,7 +236,7 @@ class RankMemory:
 
     def by_kind(self) -> dict[str, float]:
         """Bytes by kind, in a fixed order."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: getattr(self, name) for name in self.__struct_fields__}
 
     @property
     def total(self) -> float:
@@ -261,8 +258,7 @@ class RankMemory:
         return replay.active + lowest(FRAMEWORK_BYTES), reserved
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryReport:
+class MemoryReport(Struct, frozen=True):
     """Memory of the fullest pipeline rank in detail, and of every rank."""
 
     by_kind_bytes: dict[str, float]
@@ -281,8 +277,7 @@ class MemoryReport:
     """Error of the reserved bytes in `allocator`."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryInputs:
+class MemoryInputs(Struct, frozen=True):
     """Everything that a plan's memory depends on, apart from its stages (docs/model.md, eq. M5)."""
 
     shape: ModelShape

@@ -6,12 +6,12 @@ planner evaluates all plans of a space at once)."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from math import fsum
 from typing import Protocol, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
 from moesim.simulator.frameworks.software import Software
@@ -27,8 +27,7 @@ Amount: TypeAlias = float | FloatArray
 """A number for one plan, or an array with one entry per plan."""
 
 
-@dataclass(frozen=True, slots=True)
-class StateFormats:
+class StateFormats(Struct, frozen=True):
     """Bytes per parameter of the stored weight, its copy gathered by ZeRO-3, its gradient and its states."""
 
     weight: Amount
@@ -104,16 +103,14 @@ class PlanNumbers:
         raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True)
-class HeldStage:
+class HeldStage(Struct, frozen=True):
     """A stage on a rank, as its blocks in forward order and the number of pipeline ranks that hold it."""
 
     kinds: tuple[BlockKind, ...]
     copies: int
 
 
-@dataclass(frozen=True, slots=True)
-class RankTerms:
+class RankTerms(Struct, frozen=True):
     """Bytes of a rank without micro-batches; `kept` are the bytes that one adds on each of its stages."""
 
     weights: Amount

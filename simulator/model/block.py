@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from moesim.simulator.model.attention.protocol import Attention
 from moesim.simulator.model.feed_forward.protocol import FeedForward
@@ -66,8 +67,7 @@ class Layer(NamedTuple):
         return self.halves * (2 if self.sandwich_norms else 1)
 
 
-@dataclass(frozen=True, slots=True)
-class BlockShape:
+class BlockShape(Struct, frozen=True):
     """A kind of block with the layer inside it, which is None for embedding and head."""
 
     kind: BlockKind

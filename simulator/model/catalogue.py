@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import check_readable, is_there
@@ -82,8 +83,7 @@ _SIZE = re.compile(r"(active)?([<>])([0-9]{1,6}(?:\.[0-9]{1,6})?)([mbt])", re.IG
 _SCALES = {"m": 1e6, "b": 1e9, "t": 1e12}
 
 
-@dataclass(frozen=True, slots=True)
-class CatalogueRow:
+class CatalogueRow(Struct, frozen=True):
     """One model in words and numbers, as tables show it."""
 
     name: str

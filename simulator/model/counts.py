@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from math import fsum
 from typing import Annotated, Literal, Self
 
+from msgspec import Struct
 from pydantic import Field, StringConstraints, model_validator
 
 from moesim.hwmodels.errors import InputError
@@ -218,8 +218,7 @@ class _Sizes(Frozen):
     models: tuple[PublishedSize, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SizeComparison:
+class SizeComparison(Struct, frozen=True):
     """A count beside its published figure, counted by the publisher's rule."""
 
     counted: int

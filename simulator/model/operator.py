@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+from msgspec import Struct
 
 from moesim.simulator.model.precision import Blocks
 from moesim.simulator.model.recompute import Module, modules_of
@@ -79,8 +80,7 @@ multi-token-prediction module (a layer with its projection and norms; its head p
 attention, layers are `dense/name` and `moe/name`. `ModelShape.block` returns the contents of a kind."""
 
 
-@dataclass(frozen=True, slots=True)
-class GemmShape:
+class GemmShape(Struct, frozen=True):
     """Shape of `groups` GEMMs [m, k] x [k, n]; m (k of a weight gradient) is the sum over the groups."""
 
     m: float
@@ -89,8 +89,7 @@ class GemmShape:
     groups: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Operator:
+class Operator(Struct, frozen=True):
     """One kernel-sized piece of work on one GPU for one micro-batch.
 
     `flop`, `bytes_read` and `bytes_written` are totals of the launch. `per_received_row` is true where
@@ -124,8 +123,7 @@ class Operator:
     backward of flash attention computes again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(Struct, frozen=True):
     """One GPU's share of a micro-batch, as the sizes and options that all kinds of layer need."""
 
     hidden: int

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from functools import lru_cache
 from math import fsum
+
+from msgspec.structs import replace
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.block import (

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-
+from msgspec import Struct
 from pydantic import ConfigDict
 
 from moesim.hwmodels.frozen import Frozen
 
 
-@dataclass(frozen=True, slots=True)
-class Parameters:
+class Parameters(Struct, frozen=True):
     """Parameter counts by component; `+` adds two of them and `*` multiplies one by a number."""
 
     embedding: int = 0
@@ -25,16 +23,16 @@ class Parameters:
 
     def __add__(self, other: Parameters) -> Parameters:
         """Add component by component."""
-        return Parameters(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+        return Parameters(*(getattr(self, f) + getattr(other, f) for f in self.__struct_fields__))
 
     def __mul__(self, times: int) -> Parameters:
         """Multiply every component by `times`."""
-        return Parameters(*(getattr(self, f.name) * times for f in fields(self)))
+        return Parameters(*(getattr(self, f) * times for f in self.__struct_fields__))
 
     @property
     def total(self) -> int:
         """Parameters of all components together."""
-        return sum(getattr(self, f.name) for f in fields(self))
+        return sum(getattr(self, f) for f in self.__struct_fields__)
 
     @property
     def in_counted_gemms(self) -> int:
@@ -43,7 +41,7 @@ class Parameters:
 
     def as_dict(self) -> dict[str, int]:
         """Counts by component name."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        return {f: getattr(self, f) for f in self.__struct_fields__}
 
 
 class ModelPart(Frozen):

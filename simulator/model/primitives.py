@@ -7,7 +7,8 @@ memory once. Caches are not modelled, and measured effective bandwidths are defi
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from moesim.simulator.model.operator import Direction, Dtype, GemmShape, Operator, OperatorClass, Work
 from moesim.simulator.model.precision import BLOCK_BYTES, BYTES_PER_ELEMENT, FP8_TILE, Blocks, row_bytes

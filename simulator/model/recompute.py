@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
+from msgspec import Struct
 from pydantic import BeforeValidator
 
 from moesim.hwmodels.errors import InputError
@@ -116,8 +116,7 @@ Sharding = Literal["tokens", "width", "none"]
 """How tensor parallelism shards a tensor: by tokens (with sequence parallelism only), by width or not."""
 
 
-@dataclass(frozen=True, slots=True)
-class CachedTensor:
+class CachedTensor(Struct, frozen=True):
     """One tensor of a block, with its bytes per token of the micro-batch and its sharding."""
 
     name: str
@@ -134,8 +133,7 @@ class CachedTensor:
     """Whether every tensor-parallel rank holds all tokens of it under PyTorch's DTensor (eq. M46)."""
 
 
-@dataclass(frozen=True, slots=True)
-class GemmOutput:
+class GemmOutput(Struct, frozen=True):
     """Output of a dense GEMM of a layer, with its elements per token and its sharding."""
 
     name: str

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Annotated, Any, Literal, Self, TypeVar
 
+from msgspec import Struct
 from pydantic import (
     ConfigDict,
     Field,
@@ -424,8 +424,7 @@ _BLOCKS: BoundedCache[BlockShape] = BoundedCache(1024)
 """Blocks of the models that were asked for before."""
 
 
-@dataclass(frozen=True, slots=True)
-class StateSize:
+class StateSize(Struct, frozen=True):
     """What one kind of attention keeps of one sequence over all of its layers."""
 
     name: str | None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
 from functools import partial
 from math import ceil, inf
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
@@ -57,8 +57,7 @@ FRONT_SPAN = 2.0
 """The front ends at this multiple of the best step time: nobody doubles the step to save memory."""
 
 
-@dataclass(slots=True)
-class CandidateSearch:
+class CandidateSearch(Struct):
     """The search over one set of candidates; `estimated` counts the closed forms that were evaluated."""
 
     scenario: Scenario

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
@@ -109,8 +110,7 @@ def find_candidates(
     return candidates
 
 
-@dataclass(slots=True)
-class _Counted:
+class _Counted(Struct):
     """Arrays over the plans of one group [replicas, frames, precisions, policies, sms, ZeRO stages].
 
     `bound` and `memory` belong to the layout with the lowest bound among those that fit, and `layout` is its

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from math import fsum
 
 import numpy as np
+from msgspec import Struct, field
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.cost.formulas import (
@@ -60,8 +60,7 @@ def _slowed(own: tuple[FloatArray, FloatArray], other: tuple[FloatArray, FloatAr
     return np.asarray(np.maximum(1.0, np.where(filled > 0.0, np.minimum(level, left), 0.0).max(axis=0)))
 
 
-@dataclass(slots=True)
-class _Collective:
+class _Collective(Struct):
     """A collective of the sharding stream: its place among the tasks, and when it is on the links [plans]."""
 
     number: int
@@ -76,8 +75,7 @@ class _Collective:
         return self.start + self.took
 
 
-@dataclass(slots=True)
-class ActionBook:
+class ActionBook(Struct):
     """Action times of plans whose blocks have the same phases.
 
     `tables` and `spreads` have one entry for each plan.
@@ -320,8 +318,7 @@ MOST_BYTES = 64_000_000
 """Largest table of times of one replay; plans that need more are replayed in several parts."""
 
 
-@dataclass(frozen=True, slots=True)
-class CostedPlan:
+class CostedPlan(Struct, frozen=True):
     """A plan with all the costs that its replay needs."""
 
     microbatches: int
@@ -364,8 +361,7 @@ ReplayKey = tuple[object, ...]
 """What decides a replay: tables and lag of every pool, stages and number of micro-batches."""
 
 
-@dataclass(slots=True)
-class Replays:
+class Replays(Struct):
     """Replays of one pattern that plans share, kept from one call to the next.
 
     Plans that differ only in ZeRO stages 0 to 2, or in policies of equal arithmetic, share a replay.
@@ -515,8 +511,7 @@ def _finished(done: FloatArray, pattern: Pattern, costs: Sequence[FloatArray]) -
 ACTIONS = ("F", "I", "W")
 
 
-@dataclass(frozen=True, slots=True)
-class LayerSplit:
+class LayerSplit(Struct, frozen=True):
     """The part of a plan that decides the operators of one GPU, apart from precision and recompute."""
 
     tp: int

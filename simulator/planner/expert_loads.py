@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from math import sqrt
+
+from msgspec import Struct, field
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.layer_collectives import expected_maximum
@@ -32,8 +33,7 @@ from moesim.simulator.scenario import Scenario
 # Lag of the slowest member of a group, computed from the spreads that a scenario states.
 
 
-@dataclass(frozen=True, slots=True)
-class MemberLag:
+class MemberLag(Struct, frozen=True):
     """Relative lag of the slowest member (docs/model.md, eq. P3 and P5).
 
     `clock`: lag that lasts, of sustained speed and of phases that wait for the GPUs behind a member. `jitter`
@@ -87,8 +87,7 @@ SAMPLED_MICROBATCHES = 4
 """Micro-batches of every routed layer over which loads are averaged."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Load:
+class _Load(Struct, frozen=True):
     """Received rows of the ranks of a group, relative to even routing.
 
     `kept`: mean rows that capacity does not drop. `rank` and `node`: rows above `kept` of the fullest rank
@@ -111,8 +110,7 @@ class _Load:
         return cls(kept, rank, node, max(0.0, min(rank, hot)), min(1.0, float(rows.mean(axis=1).min())))
 
 
-@dataclass(slots=True)
-class ExpertLoads:
+class ExpertLoads(Struct):
     """Expert loads of a search: the legality of placements and the spread of received rows (eqs. P3, P5)."""
 
     scenario: Scenario

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+
+from msgspec import Struct
 
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
@@ -20,8 +21,7 @@ from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.schedules import SCHEDULES, Awaited, build
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(Struct, frozen=True):
     """A plan without precision, recompute policy, communication SMs and ZeRO stage."""
 
     plan: ParallelPlan

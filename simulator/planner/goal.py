@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf, isfinite
 from typing import Literal, get_args
 
 import numpy as np
+from msgspec import Struct
 
 from moesim.hwmodels.arrays import BoolArray, FloatArray
 from moesim.hwmodels.errors import InputError
@@ -21,8 +22,7 @@ from moesim.simulator.scenario import Scenario
 Objective = Literal["time", "cost", "energy", "deadline", "memory"]
 
 
-@dataclass(frozen=True, slots=True)
-class Goal:
+class Goal(Struct, frozen=True):
     """The quantity to minimise, the number of families to rank, and the limits on the run's days and cost."""
 
     objective: str = "time"

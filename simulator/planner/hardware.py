@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from msgspec import Struct
 from pydantic import Field
 
 from moesim.hwmodels.arrays import FloatArray
@@ -203,8 +203,7 @@ FIGURES = (
 """Figures of a row that have an interval; `KWH` is added where the board's power is known."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterPlan:
+class ClusterPlan(Struct, frozen=True):
     """The best plan of a scenario on one cluster, without prices; `problem` says why there is none.
 
     `scenario` is that of the plan, with the whole run of the scenario; `draws` [SAMPLES] are the

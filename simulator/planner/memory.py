@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
+from msgspec import Struct, field
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.dispatchers.registry import dispatcher
@@ -57,8 +57,7 @@ class FullestRank(NamedTuple):
     reserved: FloatArray
 
 
-@dataclass(slots=True)
-class MemoryBook:
+class MemoryBook(Struct):
     """Memory of the plans of a space; terms that plans share are counted once.
 
     It equals `layout.memory.memory_by_kind` of every single plan up to rounding; a test compares them.
@@ -150,8 +149,7 @@ class MemoryBook:
         return self._numbers[key]
 
 
-@dataclass(frozen=True, slots=True)
-class _Parameters:
+class _Parameters(Struct, frozen=True):
     experts: FloatArray
     other: FloatArray
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.cost.plan_costs import PlanCosts
@@ -23,8 +23,7 @@ from moesim.simulator.planner.space import Space
 # Arrays of the plans of a space that are legal and fit.
 
 
-@dataclass(frozen=True, slots=True)
-class FrameGroup:
+class FrameGroup(Struct, frozen=True):
     """Frames that share a schedule pattern, with the stage layouts tried for it."""
 
     pattern: Pattern
@@ -32,8 +31,7 @@ class FrameGroup:
     layouts: tuple[StageAssignment, ...]
 
 
-@dataclass
-class Candidates:
+class Candidates(Struct, dict=True):
     """Plans that are legal and fit; the arrays have one entry for each plan, whatever its placement.
 
     `index` is the plan's position in its group over (frame, precision, policy, sms, ZeRO stage).

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 _NUMBER = re.compile(r"(?<![A-Za-z\d])\d[\d,.]*(?![A-Za-z\d])")
 _DETAIL = re.compile(r"[;(:].*", re.DOTALL)
@@ -19,8 +20,7 @@ FULL_OR_NO_HEADROOM = "out of memory, or without the head-room"
 """Reason in a fleet, whose search does not tell the two apart."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Struct, frozen=True):
     """Plans refused for one reason."""
 
     reason: str
@@ -28,8 +28,7 @@ class Refusal:
     example: str
 
 
-@dataclass(slots=True)
-class Refusals:
+class Refusals(Struct):
     """Counts of refused plans by reason, in order of first appearance."""
 
     counts: dict[str, int] = field(default_factory=dict)

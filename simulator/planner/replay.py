@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.memory.gpu import RankStages, rank_stages
@@ -35,8 +35,7 @@ OUTPUTS = 3
 """Times after which a result of an action may leave: its whole, its forward output, its backward output."""
 
 
-@dataclass(frozen=True, slots=True)
-class ActionTimes:
+class ActionTimes(Struct, frozen=True):
     """Seconds of one action for every plan: the whole action, and the time until each output leaves."""
 
     whole: FloatArray
@@ -44,8 +43,7 @@ class ActionTimes:
     backward_out: FloatArray
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayLevel:
+class ReplayLevel(Struct, frozen=True):
     """Schedule steps of which none depends on another, and that depend on steps of earlier levels only.
 
     All arrays have an entry for each step, those of outputs one for each output. Numbers of rows are rows of
@@ -71,8 +69,7 @@ class ReplayLevel:
     outputs: slice
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
+class Order(Struct, frozen=True):
     """One sample schedule compiled for replay."""
 
     keys: tuple[Key, ...]
@@ -93,8 +90,7 @@ def key_of(step: Step) -> Key:
     return (step.kind, step.stage, -1) if step.kind == "F" else (step.kind, -1, step.stage)
 
 
-@dataclass(slots=True)
-class _ReplayStep:
+class _ReplayStep(Struct):
     """A step on its way into a level; rows of outputs are numbered once all levels are known."""
 
     rank: int
@@ -249,8 +245,7 @@ FILLS = (2, 3)
 """Least pipeline fills in each of a pattern's two samples, so that both reach the steady state."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ends:
+class Ends(Struct, frozen=True):
     """The stages of a rank's first forward, its last input gradient and the weight gradients after that."""
 
     first_stage: int
@@ -258,8 +253,7 @@ class Ends:
     trailing_weights: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Pattern:
+class Pattern(Struct, frozen=True, dict=True):
     """A schedule for one or two numbers of micro-batches, from which larger numbers are extrapolated.
 
     In its steady state every schedule here adds the same steps for each further micro-batch (or round, or

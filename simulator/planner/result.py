@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from math import fsum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.cluster import Cluster
@@ -148,8 +151,7 @@ class PlanRow:
         return plain
 
 
-@dataclass(frozen=True, slots=True)
-class PoolAlone:
+class PoolAlone(Struct, frozen=True):
     """The best plan of one pool alone with the same batch; `reason` says why there is none."""
 
     accelerator: str
@@ -158,8 +160,7 @@ class PoolAlone:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class FleetVerdict:
+class FleetVerdict(Struct, frozen=True):
     """Comparison of a fleet with each of its pools alone.
 
     `wins`: whether the fleet's step is shorter than that of every pool alone. `ideal_s`: step time if all
@@ -187,8 +188,7 @@ class FleetVerdict:
         return {**asdict(self), "alone": rows, "sentences": list(self.sentences)}
 
 
-@dataclass(frozen=True, slots=True)
-class TrainerVerdict:
+class TrainerVerdict(Struct, frozen=True):
     """What limiting a search to one trainer costs.
 
     `replaced`: sentences on keys that the trainer runs in another way than the scenario says, priced as it

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations, islice, product
 from math import isfinite
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.simulator.common.processes import engine_processes, outcomes, without_cyclic_collection
@@ -103,13 +106,14 @@ def plan(
             best = _best_of_all(scenario, wanted, alone) if started is None else started.result()
             gain = 0.0 if best is None else 1.0 - goal.value(best) / goal.value(result.best)
             reasons = () if best is None else framework.problems_of(best.scenario)
-            searched = replace(result, trainer=TrainerVerdict(framework.label, replaced, best, reasons, gain))
+            verdict = TrainerVerdict(framework.label, replaced, best, reasons, gain)
+            searched = dataclasses.replace(result, trainer=verdict)
         elif scenario.fleet is not None:
             searched = plan_fleet(scenario, wanted, goal, say, pool, _fastest_alone)
         else:
             searched = plan_cluster(scenario, wanted, goal, say, pool)
     kept = (headroom_sentence(wanted, scenario), *trained, *kept_as_stated(wanted, scenario))
-    return replace(searched, inputs=inputs_of(asked), headroom=wanted.headroom, kept=kept)
+    return dataclasses.replace(searched, inputs=inputs_of(asked), headroom=wanted.headroom, kept=kept)
 
 
 def _best_of_all(scenario: Scenario, wanted: PlanSpace, goal: Goal) -> PlanRow | None:
@@ -273,8 +277,7 @@ MOST_CHANGES = 3
 """Most keys that are changed together before a search of the whole space is the better question."""
 
 
-@dataclass(frozen=True, slots=True)
-class Repair:
+class Repair(Struct, frozen=True):
     """A legal plan that fits, and the keys of the plan that it changes: (key, before, after)."""
 
     row: PlanRow

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import pairwise
 from math import inf, isfinite
 from typing import get_args
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.confidence import GENERIC, Confidence
@@ -67,8 +68,7 @@ ROUNDS = 6
 # -- work of one size, also in worker processes --------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
+class _Asked(Struct, frozen=True):
     """The plan search of one size: the scenario there, and what is searched."""
 
     scenario: Scenario
@@ -76,8 +76,7 @@ class _Asked:
     search: SizingSearch
 
 
-@dataclass(frozen=True, slots=True)
-class _Measured:
+class _Measured(Struct, frozen=True):
     """The simulated step of a plan, with its relative draws."""
 
     time_s: float
@@ -90,8 +89,7 @@ class _Measured:
     """None where no interval was asked for."""
 
 
-@dataclass(slots=True)
-class _Size:
+class _Size(Struct):
     """One size while it is worked on: its best plan, and what the engine measured of it."""
 
     row: PlanRow
@@ -149,8 +147,7 @@ def _wall_s(scenario: Scenario, work_s: float, step_s: float, microbatches: int)
 # -- the search over sizes -----------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Sizer:
+class _Sizer(Struct):
     """Prices sizes and simulates those that matter; `sizes` and `illegal` are by (accelerator, GPUs)."""
 
     scenario: Scenario

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from msgspec import Struct
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from moesim.hwmodels.cluster import Cluster
@@ -195,8 +195,7 @@ def headroom_sentence(space: PlanSpace, scenario: Scenario) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Space:
+class Space(Struct, frozen=True):
     """A space in which every key has a list of values."""
 
     tp: tuple[int, ...]

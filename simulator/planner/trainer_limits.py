@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from moesim.hwmodels.arrays import BoolArray
 from moesim.hwmodels.errors import InfeasibleError
@@ -34,8 +35,7 @@ from moesim.simulator.trainers.rules import (
 from moesim.simulator.trainers.trainer import Trainer
 
 
-@dataclass(frozen=True)
-class TrainerLimits:
+class TrainerLimits(Struct, frozen=True, dict=True):
     """What a trainer can run of the plans of one scenario, whose model, batch and software are given."""
 
     trainer: Trainer

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.common.bounded_cache import BoundedCache, Same, read_only
@@ -35,8 +35,7 @@ def routed_layers(kinds: Iterable[Sequence[BlockKind]]) -> int:
     return sum(may_route(kind) for stage in kinds for kind in stage)
 
 
-@dataclass(frozen=True)
-class Draws:
+class Draws(Struct, frozen=True, dict=True):
     """The seeded draws of a job; every group of GPUs has its own draws, which are the same on every call.
 
     `layers`: number of blocks with routed experts. `microbatches`: number in one pipeline. `received_rows`:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
+
+from msgspec import Struct
 
 from moesim.hwmodels.confidence import Confidence
 from moesim.hwmodels.errors import InfeasibleError, InputError
@@ -155,8 +156,7 @@ class EvidentFigures(Figures, Protocol):
         """Values that rules chose."""
 
 
-@dataclass(frozen=True, slots=True)
-class FigureBasis:
+class FigureBasis(Struct, frozen=True):
     """What a figure stands on: the weakest level of evidence that decides it, and why in a few words.
 
     `measured`, `published` and `peak-only` are of the GEMM rates, where no single input below them decides;

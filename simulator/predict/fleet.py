@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.pricing import Pricer
@@ -26,8 +29,7 @@ from moesim.simulator.schedules import Schedule
 # Distributes layers over the stages of a fleet by the speed and within the memory of each pool (pure).
 
 
-@dataclass(frozen=True, slots=True)
-class FleetMemory:
+class FleetMemory(Struct, frozen=True):
     """Bytes per GPU of the pipeline ranks of a fleet, each with the settings of its own pool."""
 
     shape: ModelShape
@@ -190,7 +192,7 @@ def joined_program(pools: Sequence[tuple[PoolSlice, Program]]) -> Program:
         programs[0],
         ranks=tuple(program.ranks[rank] for rank, program in enumerate(owners)),
         link_map=FoldedLinkMap.joined([program.link_map for program in owners], across),
-        costs=replace(
+        costs=dataclasses.replace(
             programs[0].costs,
             sync=tuple(program.costs.sync[rank] for rank, program in enumerate(owners)),
             send_s=max(program.costs.send_s for program in programs),

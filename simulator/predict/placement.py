@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import accumulate
 from math import fsum
 
 import numpy as np
+from msgspec.structs import replace
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.cluster import Cluster

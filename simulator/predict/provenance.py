@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import fsum
 from pathlib import Path
 from textwrap import wrap
 from typing import Protocol
 
+from msgspec import Struct
 from pydantic import BaseModel
 
 from moesim.hwmodels.calibration import CalibrationProfile, MeasuredCurve
@@ -133,8 +133,7 @@ def _host_provenance(prepared: PreparedPool) -> list[ProvenanceEntry]:
 RINGS: tuple[RingOperation, ...] = ("all_gather", "reduce_scatter", "all_reduce")
 
 
-@dataclass(frozen=True, slots=True)
-class ImportedReading:
+class ImportedReading(Struct, frozen=True):
     """An imported curve at one place where this plan read it; `old` and `new` in the curve's unit.
 
     `at` and the values are None for a curve that no price of the plan read; `replaced` then says which
@@ -211,8 +210,7 @@ def _replaced(prepared: Prepared, entry: MeasuredCurve, x: float) -> tuple[float
 # The model, machines and plan of a prediction in words; of a kept prediction without pricing it again.
 
 
-@dataclass(frozen=True, slots=True)
-class PlanSummary:
+class PlanSummary(Struct, frozen=True):
     """What a printed prediction says about its scenario."""
 
     scenario: Scenario

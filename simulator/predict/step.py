@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from math import fsum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
@@ -59,8 +61,7 @@ from moesim.simulator.schedules import Schedule
 # A prediction that is resolved, priced, drawn and compiled, but not yet simulated.
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedPool(OfJob):
+class PreparedPool(OfJob, Struct, frozen=True):
     """A pool of accelerators of one kind, prepared as if the whole pipeline ran on it. A cluster is one pool.
 
     `part`: the pool's own GPUs and pipeline ranks. `job`: the whole job, as if all GPUs were of its kind.
@@ -84,8 +85,7 @@ class PreparedPool(OfJob):
         return fullest_of(self.memory_by_rank, self.part.ranks)
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(Struct, frozen=True):
     """A prepared scenario: its pool, or the pools of its fleet, and the programs that the engine runs.
 
     The properties from `pool` on belong to a single cluster; for a fleet they raise InputError.
@@ -376,8 +376,7 @@ _PROGRAMS: BoundedCache[Program] = BoundedCache(160_000_000, _bytes_of)
 # Prepares and executes one step.
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutedStep:
+class ExecutedStep(Struct, frozen=True):
     """A prepared step with the executions, one a program, that the engine returned."""
 
     prepared: Prepared

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from moesim.hwmodels.arrays import BoolArray, IntArray
 from moesim.simulator.engine.critical import Segment, critical_path
@@ -29,8 +30,7 @@ from moesim.simulator.scenario import Scenario
 # Columns of events, and a list that they are gathered in (pure).
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Events:
+class Events(Struct, frozen=True, eq=False):
     """Events as columns of equal length, nanoseconds from the start of the step.
 
     `name`: number in `names`. `action`, `task` and `block`: -1 where there is none; `task` is the number of
@@ -60,8 +60,7 @@ class Events:
 COLUMNS = ("rank", "stream", "name", "begin_ns", "end_ns", "action", "task", "block")
 
 
-@dataclass(slots=True)
-class EventList:
+class EventList(Struct):
     """Gathers events in parts of one stream and one name."""
 
     _names: dict[str, int] = field(default_factory=dict)
@@ -132,8 +131,7 @@ def add_tasks(events: EventList, execution: Execution, member: int) -> None:
 NO_TRANSFER, OWN_SENDS = -1, -2
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Spans:
+class Spans(Struct, frozen=True, eq=False):
     """Spans of time as columns, in order; `action`: -1 for none.
 
     `name`: of the transfer; OWN_SENDS for the wait after an action, NO_TRANSFER where none runs.
@@ -212,8 +210,7 @@ SENDS = ("send activation", "send gradient")
 """Names of pipeline sends, by side."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Actions:
+class Actions(Struct, frozen=True, eq=False):
     """The schedule actions in the order of pipeline ranks, nanoseconds from the start of the step.
 
     `kind[a]`: F, B, I, W, F&B or F&I. `stages[a]` and `microbatches[a]`: (forward, backward), -1 where the
@@ -233,8 +230,7 @@ class Actions:
     critical: BoolArray
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CriticalPath:
+class CriticalPath(Struct, frozen=True, eq=False):
     """The critical path from 0 to the end of the step, one entry a segment; `action` is -1 after the last.
 
     `cause`: what ran, or what the step waited for. `member`: the GPU of the pipeline rank that computed.
@@ -248,8 +244,7 @@ class CriticalPath:
     end_ns: IntArray
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StepEvents:
+class StepEvents(Struct, frozen=True, eq=False):
     """All events of one GPU of every pipeline rank; `events` are ordered by rank, stream and begin."""
 
     end_ns: int

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.calibration import profile_hash

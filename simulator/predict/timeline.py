@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InputError
@@ -23,8 +22,7 @@ from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.inputs import Inputs, inputs_of
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(Struct, frozen=True):
     """A bar on one row of a timeline, in seconds from the start of the step.
 
     `kind`: a schedule action (F, B, I, W, F&B, F&I), a phase, a part of the step's end, or a cause of the
@@ -40,8 +38,7 @@ class Bar:
     critical: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Timeline:
+class Timeline(Struct, frozen=True):
     """Timeline of the first GPU of every pipeline rank.
 
     `actions`: schedule actions and the end of the step, with one row a pipeline rank. `zoomed`: the phases of

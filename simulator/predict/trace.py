@@ -11,10 +11,11 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import check_writable, is_folder, write_atomically
@@ -45,8 +46,7 @@ THREADS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TraceInfo:
+class TraceInfo(Struct, frozen=True):
     """Data of the plan that a trace states in addition to times.
 
     `gpus[rank][member]`: global GPU number. `group_sizes`: members of the groups "ep", "model" (tp x cp),
@@ -61,8 +61,7 @@ class TraceInfo:
     notes: Mapping[str, str | int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class ShownGpus:
+class ShownGpus(Struct, frozen=True):
     """The part of one group that a trace shows, as (pipeline rank, member) places of its execution."""
 
     execution: Execution
@@ -107,8 +106,7 @@ def send_lanes(sends: list[SendRecord]) -> list[tuple[SendRecord, int]]:
     return placed
 
 
-@dataclass(frozen=True, slots=True)
-class GpuEvents:
+class GpuEvents(Struct, frozen=True):
     """The events of one GPU."""
 
     execution: Execution

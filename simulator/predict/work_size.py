@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import ceil
 from typing import Self
 
 import numpy as np
+from msgspec import Struct
 from pydantic import Field
 
 from moesim.hwmodels.arrays import FloatArray
@@ -40,8 +40,7 @@ SECONDS_PER_TASK = 1e-5
 """Seconds to prepare and execute a task on one core of a small server."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkSize:
+class WorkSize(Struct, frozen=True):
     """Counts of the work of simulating a scenario.
 
     `microbatches`: number in one pipeline. `tasks`: tasks that the engine executes. `numbers`: entries of the
@@ -137,8 +136,7 @@ def _blocks(scenario: Scenario, shape: ModelShape) -> int:
     return count
 
 
-@dataclass(frozen=True, slots=True)
-class WorkLimits:
+class WorkLimits(Struct, frozen=True):
     """Largest work that a machine accepts; messages name it by `where` and recommend `instead`."""
 
     most_bytes: int

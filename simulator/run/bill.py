@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
@@ -42,8 +43,7 @@ SECONDS_PER_YEAR = 31_557_600.0
 """Seconds of a year of 365.25 days."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
+class Rates(Struct, frozen=True):
     """Cost and energy of one hour of the whole cluster, including spares.
 
     `usd_per_hour` by part: rent, or hardware, building, upkeep and electricity; None where no price is known.
@@ -82,8 +82,7 @@ class Rates:
         return None if self.usd_per_hour is None else hours * sum(self.usd_per_hour.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
+class Drawn(Struct, frozen=True):
     """What a run draws: mean W of a GPU with its share of the node over all billed hours, and when it runs.
 
     `mean_w_per_gpu`: None takes the node's power under load all the time. `hours`: of the run; hourly prices
@@ -265,8 +264,7 @@ def _changes(price: Price) -> str:
     return f", {', '.join(said)}" if said else ""
 
 
-@dataclass(frozen=True, slots=True)
-class BoardPower:
+class BoardPower(Struct, frozen=True):
     """W of a GPU with its share of the node, while it trains and while it waits."""
 
     training_w: float

@@ -10,11 +10,11 @@ import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import simpy
+from msgspec import Struct, field
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.frozen import Frozen
@@ -59,8 +59,7 @@ class RunTimeline(Frozen):
     """Rows left out at the end of a very long list."""
 
 
-@dataclass(slots=True)
-class RunBooks:
+class RunBooks(Struct):
     """One run: `ns` is group-nanoseconds by (phase, part, cause); they sum to groups * wall exactly.
 
     Cause -1 stands for none. `stops` counts interruptions by (phase, cause). `wall_ns`: by phase.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InfeasibleError, InputError
@@ -21,8 +23,7 @@ PROCESS, NODE, RACK, SYSTEM = range(4)
 # What can stop or slow a job, as plain numbers for the whole job. Times are in s, rates in 1/s.
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(Struct, frozen=True):
     """One cause of stops: how often, what it costs, and what comes back from where.
 
     `nodes` must be replaced, and are away for `away_s`. `tier`: number of the fastest checkpoint tier that
@@ -39,8 +40,7 @@ class Stop:
     away_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Tier:
+class Tier(Struct, frozen=True):
     """Checkpoints to one place: the interval and stall of training, and the lag until they are durable.
 
     `every`: how many checkpoints of the fastest tier lie between two of this one.
@@ -53,8 +53,7 @@ class Tier:
     every: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class SlowNodes:
+class SlowNodes(Struct, frozen=True):
     """Nodes that slow the whole job by `factor`: noticed after `detection_s` and swapped, or not noticed.
 
     `undetected`: share that nobody notices, which ends by itself after `lasts_s`. `stop`: number of the swap.
@@ -90,8 +89,7 @@ class Offenders(NamedTuple):
     evict_after: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Groups:
+class Groups(Struct, frozen=True):
     """Replica groups of a job, of which some may be away (`go_on`: the others train on without a restart).
 
     `stall_s` stops all when a group is lost, `rejoin_s` when it comes back; `step_cost` is the share by which
@@ -117,8 +115,7 @@ class Groups:
         return share * (1.0 + self.step_cost)
 
 
-@dataclass(frozen=True, slots=True)
-class FailureModel:
+class FailureModel(Struct, frozen=True):
     """All that stops or slows a job.
 
     `spares`: standby nodes; None means that a replacement is always available. `crews`: nodes that can be
@@ -536,8 +533,7 @@ MOST_INTERRUPTIONS = 50_000
 """Largest number of expected interruptions at which simulating a run is still useful."""
 
 
-@dataclass(frozen=True, slots=True)
-class Interruptions:
+class Interruptions(Struct, frozen=True):
     """All interruptions of training: the failure model, checkpoint figures and what was assumed."""
 
     model: FailureModel

@@ -6,10 +6,11 @@ import datetime
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from pydantic import Field
 
 from moesim.hwmodels.arrays import FloatArray
@@ -223,8 +224,7 @@ OUTLOOK_SHARES = (0.01, *(round(0.05 * n, 2) for n in range(1, 20)), 0.99)
 """Shares of replicas at the points of the outlook."""
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseWork:
+class PhaseWork(Struct, frozen=True):
     """A phase with its steps and its training time in seconds, without interruptions."""
 
     name: str
@@ -280,8 +280,7 @@ def outlook(start: datetime.date | None, wall_s: FloatArray, bill: Rates) -> Ite
         )
 
 
-@dataclass(frozen=True)
-class Ledger:
+class Ledger(Struct, frozen=True, dict=True):
     """Sums over phases, causes and runs in GPU-hours and dollars."""
 
     phases: Sequence[PhaseWork]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.cluster import Cluster
@@ -54,8 +55,7 @@ from moesim.simulator.schedules import build
 # Divides a run plan into whole steps with batch ramps; interpolates step times between batches (pure).
 
 
-@dataclass(frozen=True, slots=True)
-class Level:
+class Level(Struct, frozen=True):
     """Steps at one batch size."""
 
     sequences: int
@@ -101,8 +101,7 @@ def levels(
     return [*sizes, Level(sequences, rest)]
 
 
-@dataclass(frozen=True, slots=True)
-class StepTimes:
+class StepTimes(Struct, frozen=True):
     """Step time (s) over batch size (sequences), linear between a few simulated batches (eq. J1).
 
     A step takes the fill and end of the pipeline plus a time for each micro-batch, so it is nearly linear.
@@ -148,8 +147,7 @@ def work_seconds(levels: Sequence[Level], times: StepTimes) -> float:
 # Computes the training time of each phase of a run from simulated steps.
 
 
-@dataclass(frozen=True, slots=True)
-class StepFigures:
+class StepFigures(Struct, frozen=True):
     """Time and memory of one simulated step, for the simulation of a run."""
 
     time_s: float
@@ -161,8 +159,7 @@ Measure = Callable[[ResolvedJob], StepFigures]
 """Simulates one step of a job; raises InputError for an illegal one."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Stretch:
+class _Stretch(Struct, frozen=True):
     """The work of a simulated phase: its job, and its tokens or steps."""
 
     name: str

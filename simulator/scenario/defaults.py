@@ -6,11 +6,11 @@ They read `simulator/data/defaults.yaml` and the shipped profiles and offers whe
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from typing import Any, TypeVar
 
+from msgspec import Struct
 from pydantic import BaseModel, Field, PositiveInt
 
 from moesim.hwmodels.accelerator import Accelerator
@@ -73,8 +73,7 @@ class Default(Frozen):
         return value if self.range is None else f"{value} ({self.range[0]:g} to {self.range[1]:g})"
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
+class Chosen(Struct, frozen=True):
     """A default, with its value in the type of the scenario's field."""
 
     value: Any

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, cast
@@ -473,7 +473,7 @@ class Scenario(Section):
             return self._origin
         data = self.to_dict()
         texts = self._origin.all_overrides(data)
-        return replace(
+        return dataclasses.replace(
             self._origin, data=data, place=f"scenario {self.name}", overrides=texts, copied=frozenset()
         )
 

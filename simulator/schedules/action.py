@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
+from msgspec import Struct
+
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.common.bounded_cache import BoundedCache, Same
 
@@ -29,8 +31,7 @@ _FORMAT = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
+class Action(Struct, frozen=True):
     """The forward or a gradient (`kind`) of one stage for one micro-batch, such as `3F12`."""
 
     stage: int
@@ -42,8 +43,7 @@ class Action:
         return f"{self.stage}{self.kind}{self.microbatch}"
 
 
-@dataclass(frozen=True, slots=True)
-class Overlap:
+class Overlap(Struct, frozen=True):
     """A forward and a backward action that run as one overlapped pair, such as `(0F7;7B3)OVERLAP_F_B`."""
 
     first: Action

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import product
 from typing import Literal, TypeAlias
+
+from msgspec import Struct, field
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import nearest
@@ -54,8 +56,7 @@ DEFAULT_ORDER = "deepseek-v3"
 """Name in `OVERLAP_ORDERS` of the order inside the pairs of most schedules."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduleSpec:
+class ScheduleSpec(Struct, frozen=True):
     """One pipeline schedule: its builder, legal sizes and known properties.
 
     A test builds every registered schedule and compares it with its spec.
@@ -298,8 +299,7 @@ def split_backwards(steps: Sequence[Step], delay: int) -> tuple[Step, ...]:
 # -- validation: every action occurs once, on the right rank, with all dependencies met ----------------
 
 
-@dataclass(frozen=True, slots=True)
-class RankReport:
+class RankReport(Struct, frozen=True):
     """Peak of chunks in flight and counts of actions on one rank.
 
     `peak_in_flight` counts (stage, micro-batch) chunks from the start of their forward to the end of
@@ -314,8 +314,7 @@ class RankReport:
     counts: dict[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduleReport:
+class ScheduleReport(Struct, frozen=True):
     """Result of a successful validation, with a report for every rank in rank order."""
 
     ranks: tuple[RankReport, ...]

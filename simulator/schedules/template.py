@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
+from msgspec import Struct
 from pydantic import model_validator
 
 from moesim.hwmodels.errors import InputError
@@ -117,8 +117,7 @@ BlockPhases = Sequence[frozenset[Phase]]
 """Phases of every block of a stage, in forward order."""
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(Struct, frozen=True):
     """One phase of one block. `deps` are positions of earlier tasks in the same template."""
 
     phase: Phase
@@ -136,8 +135,7 @@ class Task:
     """Number of the layer pair of the task, in the order in which they run."""
 
 
-@dataclass(frozen=True, slots=True)
-class Template:
+class Template(Struct, frozen=True):
     """Tasks in an order that respects every stream and every dependency.
 
     `forward_out` is the position of the task after which the activation leaves for the next stage, and
@@ -168,8 +166,7 @@ def stream_of(phase: Phase) -> Stream:
 # -- the template of an action on two streams: an overlapped pair, or a backward without a partner -----
 
 
-@dataclass(frozen=True, slots=True)
-class _Slot:
+class _Slot(Struct, frozen=True):
     phase: Phase
     side: int
     block: int

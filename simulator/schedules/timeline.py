@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import islice
 from math import fsum
 from typing import TypeAlias
+
+from msgspec import Struct
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import SameObject
@@ -22,8 +23,7 @@ Needs: TypeAlias = tuple[str, int, int]
 """A result that an action waits for, as ('F' | 'backward' | 'I', stage, micro-batch)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Durations:
+class Durations(Struct, frozen=True):
     """Duration of each kind of step of one stage, the same on every rank (any one unit of time).
 
     `backward` is the full backward, `overlap` a forward-backward pair. Raises InputError for a negative
@@ -38,10 +38,10 @@ class Durations:
 
     def __post_init__(self) -> None:
         """Raise InputError for a negative or non-finite duration."""
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
-                raise InputError(f"duration {field.name}={value} must be finite and at least 0.")
+                raise InputError(f"duration {name}={value} must be finite and at least 0.")
 
     def of(self, step: Step) -> float:
         """Duration of one step."""
@@ -84,8 +84,7 @@ def provides_of(action: Action) -> tuple[Needs, ...]:
     return ()
 
 
-@dataclass(frozen=True, slots=True)
-class StepOrder:
+class StepOrder(Struct, frozen=True):
     """The steps of a schedule in an order in which every step comes after all that it waits for.
 
     Steps have their number in the order of ranks, and on a rank in the order of the schedule. `steps`:

@@ -7,9 +7,10 @@ sides have one model, machine, batch, precision and trainer release, and the sam
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from statistics import median
 from typing import Any
+
+from msgspec.structs import replace
 
 from moesim.hwmodels.errors import InfeasibleError, InputError, MoesimError
 from moesim.hwmodels.frozen import Frozen

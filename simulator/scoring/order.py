@@ -7,11 +7,11 @@ precision. A choice between plans needs their order, which a small error of ever
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from statistics import median
 
 import numpy as np
+from msgspec import Struct
 
 from moesim.hwmodels.frozen import Frozen
 from moesim.simulator.scoring.scoreboard.rows import OpenRow
@@ -22,8 +22,7 @@ APART = 0.05
 """Two plans are a pair where their measured steps differ by more than this share of the shorter one."""
 
 
-@dataclass(frozen=True, slots=True)
-class TimedPlan:
+class TimedPlan(Struct, frozen=True):
     """One measured plan: its family, what tells it from the others there, and both steps in seconds."""
 
     id: str

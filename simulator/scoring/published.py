@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.failure import load_failure_rate, load_restart
@@ -181,8 +182,7 @@ def goodput(case: GoodputCase) -> float:
     return work * REPLICAS / math.fsum(run.wall_ns[0] / NS for run in runs)
 
 
-@dataclass(frozen=True, slots=True)
-class ContextRow:
+class ContextRow(Struct, frozen=True):
     """GPU-hours of the two context extensions under one plan; `fits`: whether they fit into memory."""
 
     name: str
@@ -332,8 +332,7 @@ def score_deepep() -> list[Row]:
     return rows
 
 
-@dataclass(frozen=True, slots=True)
-class DeepEpSetup:
+class DeepEpSetup(Struct, frozen=True):
     """Setup of a stand-alone test of expert-parallel kernels; machine and profile are given by name.
 
     `tokens`: tokens of one GPU. `gate` and `wire`: None for those of DeepEP's tests (its own gate; FP8
@@ -422,8 +421,7 @@ COPY_SHARE = 0.8
 (training reads and writes the buffer instead)."""
 
 
-@dataclass(frozen=True, slots=True)
-class KernelBenchmark:
+class KernelBenchmark(Struct, frozen=True):
     """One stand-alone benchmark of expert-parallel kernels; machine and profile are given by name."""
 
     operation: EpOperation

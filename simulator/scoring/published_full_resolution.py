@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from moesim.hwmodels.cluster import load_cluster
 from moesim.hwmodels.frozen import Frozen
@@ -34,8 +35,7 @@ class _Networks(Frozen):
     notify_us: dict[str, tuple[float, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(Struct, frozen=True):
     """A published relative difference (0 if there must be none) and the predicted one.
 
     `limit` is the largest absolute deviation between the two.
@@ -54,8 +54,7 @@ class Difference:
         return abs(self.predicted - self.published) <= self.limit
 
 
-@dataclass(frozen=True, slots=True)
-class NotifyRow:
+class NotifyRow(Struct, frozen=True):
     """Wait at one barrier of a pair, of one GPU in a published timeline and of all GPUs in a full run."""
 
     phase: str
@@ -64,8 +63,7 @@ class NotifyRow:
     predicted: SkewRow
 
 
-@dataclass(frozen=True, slots=True)
-class FullChecks:
+class FullChecks(Struct, frozen=True):
     """Results of all checks of full resolution."""
 
     differences: tuple[Difference, ...]

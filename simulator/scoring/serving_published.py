@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import lzma
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from importlib import resources
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InfeasibleError, InputError

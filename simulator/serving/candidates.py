@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import product
 from math import inf
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.cluster import Cluster
@@ -125,8 +126,7 @@ def _checked(serving: Serving, changes: Mapping[str, Any]) -> Serving:
 # -- candidates of one kind --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class PricingJob:
+class PricingJob(Struct, frozen=True):
     """Kinds of one machine to price: a chunk of work of one process."""
 
     kinds: tuple[Deployment, ...]
@@ -136,8 +136,7 @@ class PricingJob:
     budgets: tuple[int, ...]
 
 
-@dataclass
-class PricedKinds:
+class PricedKinds(Struct):
     """Candidates of a job, by role, and why others are none."""
 
     by_role: dict[str, list[Candidate]] = field(default_factory=dict)
@@ -185,8 +184,7 @@ def _reason(problem: Exception) -> str:
 # -- options: candidates with replicas ---------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(Struct, frozen=True):
     """A plan by the closed form: a candidate, for disaggregation that for prompts, and their replicas."""
 
     decode: Candidate
@@ -240,8 +238,7 @@ class Option:
         return f"prefill {pool_text(self.prefill.deployment.pool, self.prefill_replicas)}; decode {text}"
 
 
-@dataclass(frozen=True)
-class _Judged:
+class _Judged(Struct, frozen=True):
     """Candidates of one role with the fewest replicas that meet the limits (0: none do), and one less."""
 
     candidates: list[Candidate]

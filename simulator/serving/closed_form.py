@@ -10,12 +10,12 @@ reference.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import log, sqrt
 from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
 
 from moesim.hwmodels.arrays import BoolArray, FloatArray
 from moesim.simulator.cost.layer_collectives import expected_maximum
@@ -36,8 +36,7 @@ BUSIEST = 0.95
 """Most prompt tokens of the steps, as a share of what they may have: above it queues grow without end."""
 
 
-@dataclass(frozen=True)
-class LoadMoments:
+class LoadMoments(Struct, frozen=True):
     """What the closed form knows of a load; tokens a request, rate in requests a second over all replicas.
 
     `fresh`: prompt tokens that an unlimited prefix cache does not hold. `context`: keys that a decoding
@@ -89,8 +88,7 @@ PLACES, SHARES = np.array([-sqrt(3.0), 0.0, sqrt(3.0)]), np.array([1.0, 4.0, 1.0
 """Standard deviations of a normal number that stand for all, and their shares (Gauss-Hermite)."""
 
 
-@dataclass(frozen=True)
-class StepTable:
+class StepTable(Struct, frozen=True):
     """Step times of one kind of replica, in s; the first axis of arrays is the level.
 
     `batches`: decoding sequences a rank at which `decode` holds a step. `one`, `every` [level, 2]: what
@@ -188,8 +186,7 @@ def _decoding(count: int, load: LoadMoments) -> StepBatch:
 # -- steady states -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """A kind of replica with its limits; `most`: sequences of a rank, by max_num_seqs and cache."""
 
     deployment: Deployment
@@ -210,8 +207,7 @@ def candidate(deployment: Deployment, table: StepTable, load: LoadMoments) -> Ca
     return Candidate(deployment, table, min(held, most), held < most)
 
 
-@dataclass(frozen=True)
-class Steady:
+class Steady(Struct, frozen=True):
     """Steady states, one entry a candidate; times are inf where the replicas do not take the load.
 
     `sequences`: decoding, mean a rank. `tpot_s`, `ttft_s`: at the percentile of the limits. `why`: place in

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from importlib import resources
 from math import ceil, sqrt
 from typing import Annotated, Any, Literal, NamedTuple
 
+from msgspec import Struct
+from msgspec.structs import replace
 from pydantic import BeforeValidator, PositiveInt
 
 from moesim.hwmodels.calibration import CalibrationProfile
@@ -168,8 +169,7 @@ class Spreads(NamedTuple):
         return cls(*(spread(key, architecture)[0].value for key in keys))
 
 
-@dataclass(frozen=True)
-class Deployment:
+class Deployment(Struct, frozen=True, dict=True):
     """One pool of a served model: `role` says whether it works on prompts, on decodes, or on both."""
 
     shape: ModelShape

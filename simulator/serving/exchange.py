@@ -6,9 +6,10 @@ take the curves of `simulator.dispatchers`; sums of few bytes run in one kernel 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from moesim.hwmodels.calibration import CalibrationProfile, load_profile
 from moesim.hwmodels.cluster import Cluster
@@ -44,8 +45,7 @@ class Exchange(NamedTuple):
         return self.cost.seconds
 
 
-@dataclass(frozen=True)
-class Fabric:
+class Fabric(Struct, frozen=True, dict=True):
     """Links between the GPUs of a replica on a cluster, and the curves that price them."""
 
     cluster: Cluster

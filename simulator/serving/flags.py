@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import write_atomically
@@ -37,8 +38,7 @@ VARIABLES = {
 """Shell variables that a user fills in, and what each holds."""
 
 
-@dataclass(frozen=True)
-class EngineLaunch:
+class EngineLaunch(Struct, frozen=True):
     """One pool's command: `words` with variables as $NAME, and the content of its options file."""
 
     role: str
@@ -60,8 +60,7 @@ class EngineLaunch:
         return "\n".join([*lines, text.replace(" --", " \\\n    --")]) + "\n"
 
 
-@dataclass(frozen=True)
-class EngineFlags:
+class EngineFlags(Struct, frozen=True):
     """The launches of a plan, one a pool, and how they are joined."""
 
     engine: str

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from moesim.simulator.model.operator import Dtype, Operator, OperatorClass
 from moesim.simulator.model.primitives import BF16, gemm, move
@@ -22,8 +24,7 @@ ACTIVATION_BYTES: dict[Format, float] = {"bf16": 2.0, "fp8": 1.03125, "nvfp4": 0
 """Bytes of an element of the input. MXFP4 takes BF16 inputs on cards without FP4."""
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
+class Split(Struct, frozen=True):
     """How a model is spread over the ranks of a replica, and in which formats.
 
     `tp`: ranks that split attention, dense FFNs and shared experts; `expert_tp`, `ep`: that split and share

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import simpy
+from msgspec import Struct, field
 
 from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InfeasibleError
@@ -40,8 +40,7 @@ class PaceModel(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class ReplicaPool:
+class ReplicaPool(Struct, frozen=True):
     """Equal replicas: `ranks` of each step in lockstep (data-parallel attention with shared experts)."""
 
     replicas: int
@@ -61,8 +60,7 @@ class PromptChunk(NamedTuple):
     tokens: int
 
 
-@dataclass
-class PoolLog:
+class PoolLog(Struct):
     """What a pool did: steps and busy time of all its replicas, and sums over their ranks."""
 
     steps: int = 0
@@ -82,8 +80,7 @@ class Count(NamedTuple):
     fullest: int
 
 
-@dataclass
-class Served:
+class Served(Struct):
     """What became of every request, in ns after the first arrival; -1 where it did not come to it.
 
     `rank` and `prefill_rank`: where it was served last, counted over a pool's replicas and their ranks.

@@ -10,13 +10,14 @@ import lzma
 import re
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
@@ -29,8 +30,7 @@ LONGEST_NS = 30 * 365 * 86_400 * NS_PER_S
 """Longest load."""
 
 
-@dataclass(frozen=True)
-class Requests:
+class Requests(Struct, frozen=True):
     """Requests in order of arrival.
 
     `arrival_ns`, `input_tokens`, `output_tokens`: one entry a request. `block_ids` of request i are

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict, deque
-from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from moesim.simulator.serving.requests import Requests
 
@@ -81,8 +81,7 @@ class PrefixCache:
             self.evicted += 1
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(Struct, frozen=True):
     """Limits and habits of an engine's scheduler, by the names of vLLM.
 
     `kv_blocks`: blocks of `block_tokens` tokens on one rank, None for no limit. `mixed`: a step has prefills
@@ -149,8 +148,7 @@ class Waiting(NamedTuple):
     ready: bool = False
 
 
-@dataclass(slots=True)
-class _Prefill:
+class _Prefill(Struct):
     request: int
     done: int
     tokens: int
@@ -159,8 +157,7 @@ class _Prefill:
     ids: list[int]
 
 
-@dataclass(slots=True)
-class _Decode:
+class _Decode(Struct):
     context: int
     since: int
     until: int

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import ceil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from moesim.hwmodels.arrays import BoolArray, FloatArray
 from moesim.hwmodels.errors import InfeasibleError, InputError
@@ -68,8 +69,7 @@ MOST_PLACES = 10_000
 """Most sequences that run at once where the highest stable rate is looked for."""
 
 
-@dataclass(frozen=True)
-class Service:
+class Service(Struct, frozen=True, dict=True):
     """A scenario's pools and load, ready for events: that which decodes first, that for prompts after it."""
 
     scenario: Scenario

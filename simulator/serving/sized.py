@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import ceil, inf
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from pydantic import Field
 
 from moesim.hwmodels.frozen import Documented, Frozen
@@ -216,8 +216,7 @@ MOST_TRIES = 8
 """Most simulations of one family of plans, each with other numbers of replicas."""
 
 
-@dataclass(frozen=True)
-class ServedFamily:
+class ServedFamily(Struct, frozen=True):
     """A plan to serve with more or fewer replicas; `counts`: of the decoding pool, then of prompts."""
 
     scenario: Scenario
@@ -237,8 +236,7 @@ class ServedFamily:
         return sum(n * gpus for n, gpus in zip(counts, self.gpus, strict=True))
 
 
-@dataclass(frozen=True)
-class Tried:
+class Tried(Struct, frozen=True):
     """What the events said of a family with these numbers of replicas; times at the percentile."""
 
     counts: tuple[int, ...]

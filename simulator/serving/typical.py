@@ -5,9 +5,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal, get_args
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from moesim.hwmodels.calibration import CalibrationProfile, load_profile
 from moesim.hwmodels.errors import InputError
@@ -27,8 +29,7 @@ Basis = Literal["measured", "scaled", "roofline", "assumed"]
 or of wider weights, scaled; nominal links times a generic curve; or no measurement."""
 
 
-@dataclass(frozen=True)
-class TypicalStep:
+class TypicalStep(Struct, frozen=True):
     """The decode step that a served load runs on average: the batch of each rank, and its cost."""
 
     batch: StepBatch

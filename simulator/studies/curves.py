@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import Struct, field
 
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.provenance import Sourced
@@ -54,8 +55,7 @@ SHOWN = ("step_time_s", "tokens_per_s_per_gpu", "mfu_causal", "days", "cost_usd"
 """Figures of a point."""
 
 
-@dataclass(frozen=True, slots=True)
-class CurveAxis:
+class CurveAxis(Struct, frozen=True):
     """One input with the values to try, in ascending order; `own` is the place of the scenario's value."""
 
     name: AxisName
@@ -70,8 +70,7 @@ class CurveAxis:
         return tuple(sorted(range(len(self.values)), key=lambda n: (abs(n - self.own), n)))
 
 
-@dataclass(frozen=True, slots=True)
-class CurvePoint:
+class CurvePoint(Struct, frozen=True):
     """The prediction at one value. `reason` says why the plan is illegal, or how much memory it lacks."""
 
     value: float

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from math import fsum
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.calibration import CalibrationProfile
@@ -67,8 +68,7 @@ Ranges = Mapping[str, tuple[object, object]]
 """Lowest and highest value by scenario key; the scenario's own value is the most likely."""
 
 
-@dataclass(frozen=True, slots=True)
-class EntryEffect:
+class EntryEffect(Struct, frozen=True):
     """A source and the seconds by which it changes the step at its 10 % and 90 % points.
 
     `at`: the relative changes at these points. `exact`: whether the engine computed the seconds.
@@ -89,8 +89,7 @@ class EntryEffect:
         return np.asarray(np.where(change < 0, change * low, change * high))
 
 
-@dataclass(frozen=True, slots=True)
-class RangeEffect:
+class RangeEffect(Struct, frozen=True):
     """A scenario key with the results at both ends of its range."""
 
     key: str

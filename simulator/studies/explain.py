@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from math import fsum
 from typing import Any, TypeVar
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from pydantic import Field
 
 from moesim.hwmodels.arrays import FloatArray
@@ -41,8 +43,7 @@ ChangeOfVariation = Callable[[PreparedPool, Program, MemberVariation], MemberVar
 ChangeOfLinks = Callable[[PreparedPool, LinkMap], LinkMap]
 
 
-@dataclass(frozen=True, slots=True)
-class SwitchableCause:
+class SwitchableCause(Struct, frozen=True):
     """A cause by name, with the changes of prices, differences between members and links that remove it."""
 
     name: str
@@ -57,7 +58,7 @@ Price = TypeVar("Price", PhaseCost, TransferCost, SyncCost)
 def _with_fields(price: Price, seconds: Mapping[str, float]) -> Price:
     """The price with other seconds, by name of the field."""
     changes: dict[str, Any] = dict(seconds)
-    return replace(price, **changes)
+    return dataclasses.replace(price, **changes)
 
 
 # -- prices ----------------------------------------------------------------------------------------------
@@ -82,9 +83,9 @@ def _without_interference(pool: PreparedPool, costs: CostTable) -> CostTable:
             changed[kind, phase, mode] = (
                 alone
                 if own_s == alone.host_s
-                else replace(alone, fixed_s=alone.fixed_s - alone.host_s + own_s, host_s=own_s)
+                else dataclasses.replace(alone, fixed_s=alone.fixed_s - alone.host_s + own_s, host_s=own_s)
             )
-    return costs if changed == costs.compute else replace(costs, compute=changed)
+    return costs if changed == costs.compute else dataclasses.replace(costs, compute=changed)
 
 
 def _without_part(part: str, pool: PreparedPool, costs: CostTable) -> CostTable:
@@ -97,7 +98,7 @@ def _without_part(part: str, pool: PreparedPool, costs: CostTable) -> CostTable:
         return _with_fields(price, {"fixed_s": max(0.0, price.fixed_s - seconds), part: 0.0})
 
     changed = {key: shorter(price) for key, price in costs.compute.items()}
-    return costs if changed == costs.compute else replace(costs, compute=changed)
+    return costs if changed == costs.compute else dataclasses.replace(costs, compute=changed)
 
 
 def _without_transfer_times(
@@ -109,18 +110,18 @@ def _without_transfer_times(
         return _with_fields(price, dict.fromkeys(seconds, 0.0))
 
     changed = {key: shorter(price) if key[1] in phases else price for key, price in costs.transfer.items()}
-    return costs if changed == costs.transfer else replace(costs, transfer=changed)
+    return costs if changed == costs.transfer else dataclasses.replace(costs, transfer=changed)
 
 
 def _without_sends(pool: PreparedPool, costs: CostTable) -> CostTable:
-    return replace(costs, send_s=0.0) if costs.send_s else costs
+    return dataclasses.replace(costs, send_s=0.0) if costs.send_s else costs
 
 
 def _without_end(part: str, pool: PreparedPool, costs: CostTable) -> CostTable:
     """The end of the step without one of its parts, a field of `SyncCost`."""
     if not any(getattr(sync, part) for sync in costs.sync):
         return costs
-    return replace(costs, sync=tuple(_with_fields(sync, {part: 0.0}) for sync in costs.sync))
+    return dataclasses.replace(costs, sync=tuple(_with_fields(sync, {part: 0.0}) for sync in costs.sync))
 
 
 # -- differences between members, and links --------------------------------------------------------------

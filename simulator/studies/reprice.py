@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import provenance_rows
@@ -204,8 +205,7 @@ def _billed(report: RunReport, gpus: int, bill: Rates, before: Rates) -> RunRepo
 # What each pool of a fleet contributes and costs, and which one holds the others up (pure).
 
 
-@dataclass(frozen=True, slots=True)
-class PoolShare:
+class PoolShare(Struct, frozen=True):
     """A pool's part of the fleet; shares are between 0 and 1.
 
     `busy_s` and `idle_s`: mean over its pipeline ranks; idle is the bubble. `usd`: rent of its GPUs for the

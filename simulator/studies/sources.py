@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import fsum
 from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
+from msgspec import Struct
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.calibration import CalibrationProfile, Entry, GemmTable, Law, MeasuredCurve, Prior
@@ -68,8 +68,7 @@ ROUNDING = 1e-9
 """Relative difference up to which a mean of errors counts as equal to the stated error."""
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(Struct, frozen=True):
     """An uncertain input, given by the distribution of the relative change of its times (0 = as predicted).
     A measured entry is normal, with its residual as the standard deviation. A prior is triangular, between
     the changes at its `high` fraction (fast) and at its `low` fraction (slow).
@@ -306,8 +305,7 @@ def _is_time(curve: MeasuredCurve) -> bool:
 END_OF_STEP = ("gradient reduction", "gradient norm", "optimizer", "parameter gather")
 
 
-@dataclass(frozen=True, slots=True)
-class ResponsePart:
+class ResponsePart(Struct, frozen=True):
     """The price of a stretch of the critical path."""
 
     kind: BlockKind
@@ -316,8 +314,7 @@ class ResponsePart:
     payload: bool
 
 
-@dataclass(frozen=True, slots=True)
-class PathWeights:
+class PathWeights(Struct, frozen=True):
     """Seconds of a critical path by price; `rest_s` has no price that could change."""
 
     parts: Mapping[ResponsePart, float]

@@ -6,13 +6,14 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from math import prod
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
+from msgspec import Struct
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.calibration import profile_hash
@@ -44,8 +45,7 @@ MOST_POINTS = 100_000
 Point = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class _Choice:
+class _Choice(Struct, frozen=True):
     """The choice of one key's value: listed values, or a range of whole or real numbers."""
 
     values: tuple[Any, ...] = ()

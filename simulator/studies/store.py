@@ -16,6 +16,8 @@ from types import TracebackType
 from typing import Literal, Self, cast, get_args
 from urllib.parse import quote
 
+from msgspec import Struct
+
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import check_writable
 from moesim.version import __version__
@@ -28,8 +30,7 @@ Status = Literal["ok", "does not fit", "infeasible", "illegal", "failed"]
 was refused with a reason. `failed`: the program or its process broke."""
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(Struct, frozen=True):
     """Hashes of everything that a prediction depends on; equal keys mean equal results."""
 
     scenario: str
@@ -302,8 +303,7 @@ MOST_ROW_BYTES = 4_000_000
 """Largest compressed prediction of a row; the home case has 7 kB."""
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(Struct, frozen=True):
     """Numbers of points of a file: new ones that were taken, known ones, and damaged ones that were left."""
 
     new: int

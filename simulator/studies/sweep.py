@@ -7,13 +7,14 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from functools import partial
 from math import fsum
 from pathlib import Path
 from sys import intern
 from typing import Any
 
+from msgspec import Struct
+from msgspec.structs import replace
 from pydantic import Field
 
 from moesim.hwmodels.errors import InputError, UnknownKeyError
@@ -42,8 +43,7 @@ MOST_PRINTED = 40
 """Most points, and most reasons, that a printed sweep shows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Struct, frozen=True):
     """Progress of a sweep; `rate_per_s` counts only computed points, `eta_s` is None before the first one."""
 
     done: int
@@ -317,8 +317,7 @@ def _printed_figures(point: SweepPoint) -> list[str]:
 # Surveys a sweep before it starts: which points its store knows, which are illegal, which are missing.
 
 
-@dataclass(frozen=True, slots=True)
-class Survey:
+class Survey(Struct, frozen=True):
     """The points of a sweep, in the order of its design: those with an outcome, and those without."""
 
     points: tuple[SweepPoint, ...]

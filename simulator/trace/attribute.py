@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from moesim.hwmodels.arrays import RecordArray
 from moesim.simulator.trace.classes import CLASSES, UNCLASSIFIED, Rules, classify, context, own_class
@@ -45,8 +45,7 @@ RECOMPUTED = -3
 _PROBE = re.compile(r"bwd|backward|bprop|dgrad|wgrad|_bwd_", re.I)
 
 
-@dataclass(slots=True)
-class Attributed:
+class Attributed(Struct):
     """What was derived for one rank beside the columns of its events."""
 
     steps: list[tuple[str, int, int]] = field(default_factory=list)

@@ -7,12 +7,12 @@ import re
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.trace.classes import CLASSES
@@ -28,8 +28,7 @@ GATHER_COPY = "aten::_foreach_copy_"
 """FSDP2 copies its shards into the buffer of an all-gather with it, on a stream of its own."""
 
 
-@dataclass(slots=True)
-class TracedCall:
+class TracedCall(Struct):
     """The kernels of one operator's call; `ns` as if it ran alone, where that is known."""
 
     cls: str

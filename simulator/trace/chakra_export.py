@@ -11,9 +11,10 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from moesim.simulator.engine.records import Execution, SendRecord
 from moesim.simulator.predict.trace import FIRST_SEND
@@ -34,8 +35,7 @@ _COLLECTIVES = {
 """CollectiveCommType of each class; a barrier for what only synchronises."""
 
 
-@dataclass(slots=True)
-class _ChakraNode:
+class _ChakraNode(Struct):
     name: str
     kind: int
     start: int

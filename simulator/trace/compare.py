@@ -7,9 +7,11 @@ difference of the steps in integer nanoseconds.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.predict.step import run_step
@@ -25,8 +27,7 @@ if TYPE_CHECKING:
     from moesim.simulator.scenario import AnyScenario, Scenario
 
 
-@dataclass(frozen=True, slots=True)
-class TraceComparison:
+class TraceComparison(Struct, frozen=True):
     """Two steps side by side. `gap_ns` = measured - other = the sum of `difference_ns` over `bars`.
 
     `bars`: rows with part, kind, measured_ns, other_ns, difference_ns, largest difference first. `findings`:

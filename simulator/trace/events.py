@@ -7,10 +7,10 @@ holds its place there; -1 means that the file does not say.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
+from msgspec import Struct, field
 
 from moesim.hwmodels.arrays import IntArray, RecordArray
 
@@ -43,8 +43,7 @@ PHASES = ("unknown", "forward", "backward", "recompute", "optimizer")
 UNKNOWN, FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER = range(5)
 
 
-@dataclass(frozen=True, slots=True)
-class Comm:
+class Comm(Struct, frozen=True):
     """What the file says of one collective or send: kind, group, ranks, payload in bytes, each if known."""
 
     kind: str = ""
@@ -60,8 +59,7 @@ def blank(count: int, dtype: np.dtype[np.void]) -> RecordArray:
     return cast("RecordArray", np.zeros(count, dtype))
 
 
-@dataclass(slots=True)
-class Raw:
+class Raw(Struct):
     """One rank as its file has it: `events` (EVENT), `host` (HOST), names, collectives and notes."""
 
     source: str

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec import Struct
 
 from moesim.simulator.trace.classes import CLASSES, COMMUNICATION
 from moesim.simulator.trace.events import FORWARD
@@ -28,8 +29,7 @@ SEVERAL = 0.25
 """A difference has two findings where each explains at least this share of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """A difference in words. `ns`: its part of the gap, 0 where it has none of its own."""
 
     role: Role

@@ -11,10 +11,10 @@ import csv
 import sqlite3
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct, field
 
 from moesim.hwmodels.arrays import RecordArray
 from moesim.hwmodels.errors import InputError
@@ -262,8 +262,7 @@ def read_h800_csv(path: Path) -> Raw:
 # -- Chakra ------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Work:
+class _Work(Struct):
     number: int = 0  # proto3 writes no zeros
     name: str = ""
     kind: int = 0

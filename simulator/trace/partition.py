@@ -11,11 +11,11 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from moesim.hwmodels.arrays import IntArray, RecordArray
 from moesim.hwmodels.errors import InputError
@@ -34,8 +34,7 @@ NOT_PRICED = ("not_in_model", "unclassified", "fill", "memset", "memcpy_h2d", "m
 """Classes that no prediction has."""
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
+class Totals(Struct, frozen=True):
     """Kernels of one class in a step, hidden ones too: nanoseconds, number, FLOP where shapes are known."""
 
     ns: int = 0
@@ -52,8 +51,7 @@ class Totals:
     """Number and nanoseconds by shape of a GEMM, its sizes in order of size."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepSide:
+class StepSide(Struct, frozen=True):
     """One step of one rank, cut into parts."""
 
     label: str

@@ -8,11 +8,11 @@ step start at `START_NS`, so that what was launched before it has a launch time 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from moesim.hwmodels.arrays import FloatArray, IntArray, RecordArray
 from moesim.hwmodels.errors import InputError
@@ -119,8 +119,7 @@ def gpu_places(
     return found
 
 
-@dataclass(slots=True)
-class _EventParts:
+class _EventParts(Struct):
     """Columns of events, gathered in parts of one stream, name and class."""
 
     names: Names = field(default_factory=Names)

@@ -12,11 +12,11 @@ import re
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.predict.operator_shapes import ELEMENT_BYTES
@@ -48,8 +48,7 @@ MATCHED, SHORTEST = "transfer of matched ranks", "shortest of equal collectives,
 """Where the time of a collective comes from."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lessons:
+class Lessons(Struct, frozen=True):
     """What a trace teaches: `rows`, `facts` of the whole run, and what could not be learnt, in words."""
 
     rows: tuple[Row, ...]
@@ -199,8 +198,7 @@ def _attention_shape(call: TracedCall) -> tuple[str, int, int, int, int] | None:
 # -- pieces that memory limits -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
+class _Piece(Struct, frozen=True):
     """A use whose time is all of `cls` in one pass, over the calls that `anchor` counts and sizes."""
 
     use: str

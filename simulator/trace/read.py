@@ -6,11 +6,11 @@ import datetime
 import hashlib
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from moesim.hwmodels.arrays import RecordArray
 from moesim.hwmodels.calibration import CalibrationProfile
@@ -28,8 +28,7 @@ _SEND = ("bytes", "start_ns", "end_ns", "bytes_per_s", "where")
 _ENDINGS = (".json", ".json.gz", ".json.zst", ".sqlite", ".et", ".et.gz", ".csv")
 
 
-@dataclass(frozen=True, slots=True)
-class RankTrace:
+class RankTrace(Struct, frozen=True):
     """One rank: its plain tables, what was derived, and its figures (see `StepTrace`)."""
 
     raw: Raw
@@ -48,8 +47,7 @@ class RankTrace:
         return self.raw.names
 
 
-@dataclass(frozen=True, slots=True)
-class StepTrace:
+class StepTrace(Struct, frozen=True):
     """A trace, read: what `trace compare` and `calibrate --from-trace` start from.
 
     `ranks` in order of rank number, each with its events and tables; `offsets_ns` what to add to each rank's

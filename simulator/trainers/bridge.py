@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.layout.parallel import hides_experts, repeats_experts
@@ -39,8 +40,7 @@ WRITTEN = ("software.overlap_data_parallel", "software.overlap_tensor_parallel")
 Value = bool | int | str | tuple[str, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Overrides:
+class Overrides(Struct, frozen=True):
     """Values by dotted name of `ConfigContainer`, and sentences on what they cannot express.
 
     Names in `types` are of torch (torch.bfloat16), all other texts are strings.

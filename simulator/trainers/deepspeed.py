@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.model.recompute import recompute_label
@@ -18,8 +19,7 @@ WRITTEN = ("routing.capacity", "software.attention", "software.dropout", "softwa
 """Keys of `export.SETTINGS` that the configuration or the arguments hold."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeepSpeedPlan:
+class DeepSpeedPlan(Struct, frozen=True):
     """The configuration file's content, arguments of Megatron-DeepSpeed, and what neither can express.
 
     DeepSpeed takes the degrees of parallelism and the layers that are recomputed from the script that it

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from msgspec import Struct, field
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.scenario import Scenario
@@ -44,8 +45,7 @@ Words = str | tuple[str, ...] | None
 "$DATA_PATH" stands for a variable of the shell."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arguments:
+class Arguments(Struct, frozen=True):
     """Arguments of a trainer for one plan, by group ("model", "parallelism", ...) and flag.
 
     `variables` maps the shell variables that the arguments use to what each must hold. `environment` holds
@@ -115,8 +115,7 @@ class Arguments:
         return "\n".join([*lines, f"TRAINING_ARGS=({joined})"]) + "\n"
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigurationFile:
+class ConfigurationFile(Struct, frozen=True):
     """A plan as the configuration file of a trainer; `words` start it under torchrun, if that is enough."""
 
     trainer: str

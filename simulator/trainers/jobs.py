@@ -7,10 +7,10 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from msgspec import Struct
 from pydantic import Field, StringConstraints
 
 from moesim.hwmodels.cluster import Cluster
@@ -111,8 +111,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}")
 _REFERENCE = re.compile(r"\$\{(" + "|".join(VARIABLES) + r")\}")
 
 
-@dataclass(frozen=True, slots=True)
-class JobHosts:
+class JobHosts(Struct, frozen=True):
     """Hosts of a job, GPUs (ranks) of each, and hosts of one scale-up domain."""
 
     hosts: int
@@ -121,8 +120,7 @@ class JobHosts:
     resource: str
 
 
-@dataclass(frozen=True, slots=True)
-class Variable:
+class Variable(Struct, frozen=True):
     """One environment variable, and why it is set."""
 
     name: str

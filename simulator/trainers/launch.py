@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 Value = str | bool | int | float | None | tuple["Value", ...]
 """A value as the file writes it: text from a script or log, typed scalars and lists from a configuration."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unknown:
+class Unknown(Struct, frozen=True):
     """A value that a configuration does not state by itself.
 
     `text` is what the file says, and `reason` a sentence on why it has no value ("the variable DATA_PATH is
@@ -21,8 +21,7 @@ class Unknown:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
+class Argument(Struct, frozen=True):
     """One argument as the trainer would receive it.
 
     `name` is the trainer's own word: `--num-layers` of a command line, `model.num_layers` of a configuration
@@ -35,8 +34,7 @@ class Argument:
     place: str
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(Struct, frozen=True):
     """Nodes and GPUs that a launcher asks for (torchrun, srun, #SBATCH); None where it does not say.
 
     `places` says for each of the two where it was read.
@@ -47,8 +45,7 @@ class Machine:
     places: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchFile:
+class LaunchFile(Struct, frozen=True):
     """A launch file as it was understood, before any argument is given a meaning.
 
     `trainer` is the registered name of the training framework, or None where the file does not tell.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from typing import Any
+
+from msgspec import Struct
 
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.frameworks.software import Software
@@ -23,8 +24,7 @@ Condition = Scalar | Sequence[Scalar] | Mapping[str, Any]
 """What a fact must be: a value, one of several values, {not: ...}, {above: n} or {below: n}."""
 
 
-@dataclass(frozen=True, slots=True)
-class Exclusion:
+class Exclusion(Struct, frozen=True):
     """Plans that a trainer cannot run: those for which every condition holds.
 
     `when` maps names of facts (`PlanFacts.values`) to conditions. `because` is the reason as a clause.
@@ -72,8 +72,7 @@ def check_words(condition: Any, place: str) -> None:
 # What a training framework must know of a plan to say whether it can run it.
 
 
-@dataclass(frozen=True, slots=True)
-class PlanFacts:
+class PlanFacts(Struct, frozen=True):
     """The parts of a plan that training frameworks differ on, with everything loaded.
 
     Every trainer has a function `problems(plan: PlanFacts) -> tuple[str, ...]`: one sentence for each reason

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Annotated, Any, TypeVar
 
+from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from moesim.hwmodels.errors import InputError
@@ -83,8 +83,7 @@ class Description(BaseModel):
     exclusions: tuple[_ExclusionEntry, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Writer:
+class Writer(Struct, frozen=True):
     """Code of a trainer: what writes a scenario's plan for a version, and rules that need arithmetic."""
 
     export: Callable[[Scenario, str], Export]
@@ -93,8 +92,7 @@ class Writer:
     the data file say all. With rules, exclusions only spare a search what the rules refuse anyway."""
 
 
-@dataclass(frozen=True, slots=True)
-class Trainer:
+class Trainer(Struct, frozen=True):
     """One version of a training framework."""
 
     name: str

@@ -5,11 +5,11 @@ from __future__ import annotations
 import datetime
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from moesim.hwmodels.calibration import CalibrationProfile, load_profile
 from moesim.kernels.calibrate import CalibrationProgress, Options, build_plan, calibrate

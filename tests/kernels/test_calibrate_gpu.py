@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.errors import InputError

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from moesim.hwmodels.errors import InputError
 from moesim.kernels.machine import MeasuredMachine, accelerator_name, read_machine, read_state, refusals

@@ -7,11 +7,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import asdict, replace
 
 from moesim.hwmodels.errors import InputError
 from moesim.kernels import launch

@@ -6,12 +6,12 @@ It is a module of its own because the framework names a component after the modu
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import streamlit.components.v1 as components
+from msgspec import Struct
 
 from moesim.app.components.timeline.packing import PackedStep
 
@@ -27,8 +27,7 @@ def _component() -> Any:
     return components.declare_component("step", path=str(FRONTEND))
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedAction:
+class OpenedAction(Struct, frozen=True):
     """An action that a visitor opened, and when, in milliseconds of the browser's clock."""
 
     action: int

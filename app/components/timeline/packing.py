@@ -11,10 +11,10 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from moesim.app.charts.step import class_colour, colour, words
 from moesim.app.charts.style import BLUE, GREEN, GREY, PURPLE
@@ -41,8 +41,7 @@ MOST_EVENTS = 600_000
 MOST_ACTIONS = 400_000
 
 
-@dataclass(frozen=True, slots=True)
-class PackedStep:
+class PackedStep(Struct, frozen=True):
     """A step ready to draw, with what the page needs to know of it.
 
     `whole`: whether the phases of all pipeline ranks are in it. `first_action[r]`: number of the first action

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
 
 from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
@@ -21,8 +21,7 @@ Protocol = Literal["LL", "LL128", "Simple"]
 PROTOCOLS: tuple[Protocol, ...] = ("LL", "LL128", "Simple")
 
 
-@dataclass(frozen=True, slots=True)
-class Flows:
+class Flows(Struct, frozen=True):
     """Payload `bytes[i]` from global GPU `src[i]` to `dst[i]`; each pair occurs once, in ascending order."""
 
     src: IntArray
@@ -30,16 +29,14 @@ class Flows:
     bytes: FloatArray
 
 
-@dataclass(frozen=True, slots=True)
-class Hops:
+class Hops(Struct, frozen=True):
     """Dependent steps on the longest path through a phase, by the kind of link that they cross."""
 
     scale_up: int
     network: int
 
 
-@dataclass(frozen=True, slots=True)
-class Phase:
+class Phase(Struct, frozen=True):
     """Flows that overlap chunk by chunk; the phase lasts as long as its busiest link."""
 
     flows: Flows
@@ -48,8 +45,7 @@ class Phase:
     """Bytes that the kernel copies inside each GPU without hiding them behind the links."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """The phases of a collective, which run one after the other."""
 
     operation: Operation
@@ -102,16 +98,14 @@ def rails_of(group: Group) -> int:
 # Routes flows over a topology: the bytes that every link carries, and the time of the busiest link.
 
 
-@dataclass(frozen=True, slots=True)
-class Shares:
+class Shares(Struct, frozen=True):
     """Shares of nominal link rates that a transport reaches; a payload ceiling caps scale-up links."""
 
     scale_up: float
     network: float
 
 
-@dataclass(frozen=True, slots=True)
-class LinkLoads:
+class LinkLoads(Struct, frozen=True):
     """Payload bytes on every link that a set of flows uses [links], with the links' kinds and rates.
 
     `payload_bytes_per_s` is the ceiling of any transport, `nominal_bytes_per_s` the data-sheet rate.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from math import inf
 from typing import Literal
+
+from msgspec import Struct
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Frozen
@@ -139,8 +140,7 @@ def load_library() -> Library:
 # The registration of a collective's algorithm: its operations, its flows, and how a library runs it.
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True):
     """One collective that an algorithm may run; `total_bytes` is the whole buffer."""
 
     operation: Operation
@@ -151,8 +151,7 @@ class Request:
     library: Library
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(Struct, frozen=True):
     """How a library runs an algorithm: protocols, latencies and the share of link rates it reaches."""
 
     protocols: tuple[Protocol, ...] = PROTOCOLS
@@ -167,8 +166,7 @@ class Terms:
     """Factor on a protocol's share of the wire."""
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveSpec:
+class CollectiveSpec(Struct, frozen=True):
     """One algorithm of a collective: its operations, its plan of (operation, bytes, group), and its terms.
 
     `terms` returns None where the algorithm cannot run a request, such as one over several nodes.

@@ -6,9 +6,9 @@ A new algorithm is one file and one line here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.topologies import Topology
@@ -43,8 +43,7 @@ def operations() -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for spec in COLLECTIVES.values() for name in spec.operations))
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveEstimate:
+class CollectiveEstimate(Struct, frozen=True):
     """Seconds of a collective under one algorithm and protocol, and their parts."""
 
     algorithm: str

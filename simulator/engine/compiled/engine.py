@@ -8,11 +8,11 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.files import cache_folder

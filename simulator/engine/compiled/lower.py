@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.cost.formulas import payload_seconds
@@ -41,8 +42,7 @@ from moesim.simulator.engine.task_durations import MOST_DEVIATIONS, load_facts, 
 from moesim.simulator.model.operator import BlockKind, Phase
 
 
-@dataclass(frozen=True, slots=True)
-class LoweredStep:
+class LoweredStep(Struct, frozen=True):
     """The tables of a step.
 
     `actions`: the action table of each group. `first_transfer`: first row of `RunState.waits` of each group,
@@ -115,8 +115,7 @@ def _joined(firsts: Sequence[IntArray], bases: IntArray) -> IntArray:
     return np.concatenate([*parts, bases[-1:]])
 
 
-@dataclass(slots=True)
-class _Lowering:
+class _Lowering(Struct):
     """Rows of the tables so far; every shared array, demand and pattern is written down once."""
 
     addresses: dict[int, int] = field(default_factory=dict)

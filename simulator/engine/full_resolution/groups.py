@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.cluster import Cluster
@@ -115,8 +116,7 @@ Draw = Callable[[int, int | None], MemberVariation]
 """Returns the variation of a group from (group, members); members=None stands for the folded run's."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterPrograms:
+class ClusterPrograms(Struct, frozen=True):
     """Programs of all running groups, and the GPUs of their members.
 
     `gpus[rank, group, member]`: global GPU numbers of all groups. `running`: the groups that have a program,

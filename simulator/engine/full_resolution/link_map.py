@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.frozen import SameObject
@@ -21,8 +22,7 @@ LINKS_OF_A_PAIR = 6
 BYTES_OF_AN_ENTRY = 32
 
 
-@dataclass(frozen=True, slots=True)
-class ExchangePattern:
+class ExchangePattern(Struct, frozen=True):
     """Sender-receiver pairs of one transfer of a group, as entries (pair, link, share of the pair's bytes).
 
     Pairs of the scale-out hop come first. `loaded[p]`: the member whose received rows scale pair p.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from msgspec import Struct
 
 from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
 from moesim.hwmodels.frozen import SameObject
@@ -30,8 +30,7 @@ MOST_LISTED = 10
 """Most stragglers and links that a result lists."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupTimes:
+class GroupTimes(Struct, frozen=True):
     """Seconds of the members of one group on every pipeline rank [rank, member]."""
 
     compute_s: FloatArray
@@ -127,8 +126,7 @@ def skew_rows(times: Sequence[GroupTimes]) -> tuple[SkewRow, ...]:
     return tuple(rows)
 
 
-@dataclass(frozen=True, slots=True)
-class LinkEnds:
+class LinkEnds(Struct, frozen=True):
     """Vertices at both ends of every link (GPUs have the lowest numbers), and which links are scale-up."""
 
     tails: IntArray

@@ -8,11 +8,11 @@ affect each other on the links and at the end of the step.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import simpy
+from msgspec import Struct, field
 
 from moesim.hwmodels.arrays import IntArray
 from moesim.simulator.common.processes import without_cyclic_collection
@@ -23,8 +23,7 @@ from moesim.simulator.engine.simpy.links import LinkPool
 Process = Generator[simpy.Event, Any, None]
 
 
-@dataclass(slots=True)
-class _ActionTimes:
+class _ActionTimes(Struct):
     """An action and the times of its tasks so far, in the words of `RecordedTimes`."""
 
     step: PlacedStep

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
-from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 
 import numpy as np
 import simpy
+from msgspec import Struct, field
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
@@ -24,8 +24,7 @@ from moesim.simulator.engine.maxmin import (
 # -- which flows compete ---------------------------------------------------------------------------
 
 
-@dataclass(slots=True, eq=False)
-class Flow:
+class Flow(Struct, eq=False):
     """One transfer in flight; `alone_ns` is its duration without other transfers."""
 
     demand: Demand

@@ -11,9 +11,9 @@ latent attention, beside the indexer.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Literal, NamedTuple
 
+from msgspec.structs import replace
 from pydantic import PositiveInt
 
 from moesim.simulator.model.attention.grouped_query import GQA

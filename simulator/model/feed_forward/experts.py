@@ -7,7 +7,8 @@ Rows are not padded to the tile of the grouped GEMM (128 rows an expert, under 1
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 from moesim.simulator.model.feed_forward.dense import (
     recomputed_ffn_norm,
@@ -34,8 +35,7 @@ from moesim.simulator.model.primitives import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertWork:
+class ExpertWork(Struct, frozen=True):
     """One GPU's share of a layer with routed experts."""
 
     work: Work

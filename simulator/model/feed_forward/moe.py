@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Annotated, ClassVar, Literal, Self
 
+from msgspec.structs import replace
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from moesim.simulator.model.feed_forward.dense import swiglu_outputs, swiglu_tensors

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import resolved
@@ -225,8 +227,7 @@ NESTED = ("text_config", "llm_config", "language_config")
 """Keys under which the files of multimodal models describe the language model."""
 
 
-@dataclass(frozen=True, slots=True)
-class ImportedModel:
+class ImportedModel(Struct, frozen=True):
     """A shape, with the keys of its file that were understood and those that were ignored.
 
     `shape.not_modelled` names the features that are left out.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, TypeVar
+
+from msgspec import Struct, field
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.block import DENSE, ROUTED
@@ -19,8 +20,7 @@ _T = TypeVar("_T")
 _MISSING = object()
 
 
-@dataclass(frozen=True, slots=True)
-class Understood:
+class Understood(Struct, frozen=True):
     """One key of the file with its value and meaning."""
 
     key: str
@@ -28,8 +28,7 @@ class Understood:
     meaning: str
 
 
-@dataclass(slots=True)
-class Reader:
+class Reader(Struct):
     """Typed access to the keys of one mapping of a file, which records the keys that were read."""
 
     config: dict[str, Any]

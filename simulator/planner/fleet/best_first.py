@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import fsum, inf, sqrt
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.errors import InputError
@@ -59,8 +61,7 @@ SEARCHED = (
 """Keys of a space that a fleet's search supports."""
 
 
-@dataclass(frozen=True, slots=True)
-class FleetPools:
+class FleetPools(Struct, frozen=True):
     """The pools of a fleet, each with its profile and with the scenario as if all GPUs were of its kind.
 
     `total` counts the GPUs; the number of pipeline ranks must be a multiple of `unit`.
@@ -303,8 +304,7 @@ RESOLUTION = 64
 """Steps into which a first-pool layer's seconds are divided when block seconds are rounded for a layout."""
 
 
-@dataclass(frozen=True, slots=True)
-class FleetPlan:
+class FleetPlan(Struct, frozen=True):
     """A plan that fits, with its layout, bound and closed form (s).
 
     `frame`, `recipe`, `policy` and `zero` are positions in the lists of frames and of the space.
@@ -319,8 +319,7 @@ class FleetPlan:
     time_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Node:
+class _Node(Struct, frozen=True):
     """Plans that share frame, precision and recompute policy, and also the layout if `stages` is set."""
 
     frame: int

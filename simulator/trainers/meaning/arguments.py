@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from functools import lru_cache
 from importlib import resources
 from typing import Annotated, Any
 
+from msgspec.structs import replace
 from pydantic import Field, model_validator
 
 from moesim.hwmodels.errors import InputError

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import nearest
@@ -24,8 +25,7 @@ _NUMBER = re.compile(r"-?\d{0,20}\.?\d{0,20}([eE][+-]?\d{1,2})?")
 _OFF = {"false", "0", "off", "no", "none", "null"}
 
 
-@dataclass(frozen=True, slots=True)
-class StatedArgument:
+class StatedArgument(Struct, frozen=True):
     """An argument that the file states: as it is written, with its value, its place and its table entry.
 
     `text` is the value as the file writes it, where a table of names changed it; `is_default` says that the

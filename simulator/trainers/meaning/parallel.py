@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout.parallel import hides_experts, repeats_experts
@@ -32,8 +33,7 @@ _KEYS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Degrees:
+class Degrees(Struct, frozen=True):
     """Degrees of parallelism. `dp` is the data-parallel degree of `n_gpus` GPUs."""
 
     tp: int

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib import resources
 from typing import Annotated, Any, Literal
 
+from msgspec import Struct
+from msgspec.structs import asdict
 from pydantic import Field
 
 from moesim.hwmodels.errors import InputError
@@ -21,8 +22,7 @@ Kind = Literal["key", "default", "base", "irrelevant", "not priced", "ignored"]
 nothing, it has an effect that is not priced, or the user said that it is to be ignored."""
 
 
-@dataclass(frozen=True, slots=True)
-class MeaningRow:
+class MeaningRow(Struct, frozen=True):
     """One line of the summary. `place` is file and line; empty where the file does not say it."""
 
     argument: str
@@ -83,8 +83,7 @@ class UnknownArgumentError(InputError):
     """An argument that no table has."""
 
 
-@dataclass(frozen=True, slots=True)
-class TableEntry:
+class TableEntry(Struct, frozen=True):
     """What one argument means. `time` and `memory` compare the real run with the predicted one."""
 
     name: str
@@ -105,8 +104,7 @@ class TableEntry:
         return " and ".join(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(Struct, frozen=True):
     """All entries by name without dashes, and values with which an argument changes nothing (`harmless`).
 
     `own` are names that only other trainers have; `without_value` and `needs_value` say what None means.
@@ -202,8 +200,7 @@ class _ForksFile(Section):
     not_priced: dict[str, UnpricedGroup]
 
 
-@dataclass(frozen=True, slots=True)
-class Forks:
+class Forks(Struct, frozen=True):
     """The table: meanings and entries by the argument without its dashes."""
 
     meanings: Mapping[str, _Meaning]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import validate_model
@@ -57,8 +58,7 @@ KEPT = ("cluster", "fleet", "profile", "variation", "run", "resolution", "spread
 """Keys of the base that a scenario keeps unless the launch file sets them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Understanding:
+class Understanding(Struct, frozen=True):
     """A launch file with a meaning for every argument.
 
     `keys` are the scenario keys that follow from the file, by dotted path; `rows` explain every argument in

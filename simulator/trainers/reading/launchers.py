@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
 from itertools import zip_longest
 from pathlib import PurePosixPath
+
+from msgspec import Struct, field
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Section
@@ -63,8 +64,7 @@ _OF_CONFIGURATION = (
 )  # fmt: skip
 
 
-@dataclass(slots=True)
-class Started:
+class Started(Struct):
     """A program and its words, what started it, and what the options before it say."""
 
     launcher: str | None

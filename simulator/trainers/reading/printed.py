@@ -6,11 +6,12 @@ import ast
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from importlib import resources
 from typing import Annotated, Any
 
+from msgspec import Struct
+from msgspec.structs import replace
 from pydantic import Field
 
 from moesim.hwmodels.errors import InputError
@@ -62,8 +63,7 @@ def _names() -> _Names:
     return validate_model(_Names, parse_mapping(text, FILE), FILE)
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(Struct, frozen=True):
     """A run in a log: its trainer, the number of its first line, and what reads it."""
 
     trainer: str

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from moesim.hwmodels.errors import InputError
 
@@ -31,8 +32,7 @@ _BLOCKS = {
 _DECLARE = ("export", "declare", "readonly", "typeset", "local")
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptPiece:
+class ScriptPiece(Struct, frozen=True):
     """A text that stands on one line; `problem` says why it has no value."""
 
     text: str
@@ -43,16 +43,14 @@ class ScriptPiece:
 Text = tuple[ScriptPiece, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Word:
+class Word(Struct, frozen=True):
     """A word of a command and the place where it is written."""
 
     text: str
     place: str
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(Struct, frozen=True):
     """A command of a script: its words, and the variables that it sees and the script sets."""
 
     words: tuple[Word, ...]
@@ -60,8 +58,7 @@ class Command:
     place: str
 
 
-@dataclass(slots=True)
-class _WordPart:
+class _WordPart(Struct):
     """A part of a word as it is written: a text, a variable or an array."""
 
     kind: str  # "text", "variable", "array" or "problem"
@@ -71,8 +68,7 @@ class _WordPart:
     default: list[_WordPart] | None = None
 
 
-@dataclass(slots=True)
-class _Statement:
+class _Statement(Struct):
     """Words as they are written, the arrays that are assigned, and the operator behind them."""
 
     line: int

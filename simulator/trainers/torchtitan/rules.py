@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import nearest
@@ -20,8 +21,7 @@ from moesim.simulator.trainers.trainer import unknown_features
 # What the supported releases of torchtitan can run, as data.
 
 
-@dataclass(frozen=True, slots=True)
-class TitanRelease:
+class TitanRelease(Struct, frozen=True):
     """Abilities of one release; families are torchtitan's model packages (`llama3`, `deepseek_v3`)."""
 
     version: str
@@ -103,8 +103,7 @@ def release_of(version: str) -> TitanRelease:
 # The models that torchtitan ships, as sizes that a model of ours can be compared with.
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
+class Sizes(Struct, frozen=True):
     """Sizes that identify a model; `latent` is the rank of MLA's keys and values, 0 for grouped queries."""
 
     layers: int
@@ -121,8 +120,7 @@ class Sizes:
     shared_width: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Flavor:
+class Flavor(Struct, frozen=True):
     """One model of torchtitan: `family` is its package, `name` the flavor."""
 
     family: str

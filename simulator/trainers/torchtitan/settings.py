@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import accumulate
+
+from msgspec import Struct
 
 from moesim.simulator.dispatchers.registry import dispatcher
 from moesim.simulator.scenario import Scenario
@@ -121,8 +122,7 @@ LOSSES = ("compiled", "eager")
 """Values of `software.loss` that the section `compile` of torchtitan makes."""
 
 
-@dataclass(frozen=True, slots=True)
-class TitanPlan:
+class TitanPlan(Struct, frozen=True):
     """A plan for one release; `family` and `flavor` are None for a model that torchtitan does not ship."""
 
     plan: PlanFacts

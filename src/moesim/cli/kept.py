@@ -9,16 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from moesim.cli.console import print_raw, print_text
 from moesim.hwmodels.errors import InfeasibleError
 from moesim.hwmodels.files import fingerprint
 
 
-@dataclass(frozen=True, slots=True)
-class KeptAnswer:
+class KeptAnswer(Struct, frozen=True):
     """The text of a finished command, and why its plan does not fit into memory (empty where it fits)."""
 
     text: str

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec import Struct, field
 
 from moesim.cli.console import (
     AsJson,
@@ -38,8 +38,7 @@ KUBERNETES = "k8s"
 """Short name of Kubernetes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """The trainer to write for, and which texts and files of the best plan the user asked for."""
 
     trainer: str | None
@@ -141,8 +140,7 @@ class Wanted:
         return job_text(self.job, best.scenario, export.command(), export.environment, self.template, run_s)
 
 
-@dataclass(slots=True)
-class Exports:
+class Exports(Struct):
     """Texts of the best plan: `plain` for JSON, `shown` for people, `files` with their hints.
 
     `problems` are the errors of those that could not be written.
@@ -426,8 +424,7 @@ def _cells(row: PlanRow) -> tuple[str, ...]:
 # What `moesim plan` prints where the number of nodes or GPUs, or the accelerator, is searched too.
 
 
-@dataclass(frozen=True, slots=True)
-class Sized:
+class Sized(Struct, frozen=True):
     """The sizes and accelerators of a sizing, and the rest of the space."""
 
     space: PlanSpace

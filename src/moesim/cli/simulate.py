@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import Struct
 
 from moesim.cli.console import (
     AsJson,
@@ -189,8 +189,7 @@ def _answer_of(loaded: Scenario, result: Result, prepared: Prepared | None, as_j
     return Answer(summary(plan, result), shortage)
 
 
-@dataclass(frozen=True, slots=True)
-class _Shown:
+class _Shown(Struct, frozen=True):
     """The options of traces: their paths, and the ranks and members that they show."""
 
     trace: Path | None = None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
 from lab import packed
+from msgspec.structs import replace
 
 from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, load_profile

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from moesim.hwmodels.calibration import CalibrationProfile, MeasuredCurve, Residual, load_profile
 from moesim.hwmodels.errors import InputError

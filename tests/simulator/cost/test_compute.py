@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, load_profile

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from statistics import median
 from typing import Any
 
 import pytest
 from lab import packed
+from msgspec.structs import replace
 
 from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.calibration import load_profile

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from lab import packed
+from msgspec.structs import replace
 
 from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.calibration_entry import Conditions

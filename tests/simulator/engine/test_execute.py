@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -10,6 +10,7 @@ import networkx as nx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from step_records import execute, records_of
 
 from moesim.simulator.cost.table import SyncCost
@@ -242,7 +243,7 @@ def test_the_task_graph_can_disagree(toy: Toy) -> None:
 
 @given(st.data())
 def test_pairs_may_hand_on_early_but_never_late(toy: Toy, data: st.DataObject) -> None:
-    schedule = replace(data.draw(schedules(["dualpipe", "dualpipev"])), awaits_sends=False)
+    schedule = dataclasses.replace(data.draw(schedules(["dualpipe", "dualpipev"])), awaits_sends=False)
     blocks, ns = data.draw(placements(schedule)), data.draw(timings())
     execution = execute(make(toy, schedule, blocks, ns))
     spans = {
@@ -252,7 +253,7 @@ def test_pairs_may_hand_on_early_but_never_late(toy: Toy, data: st.DataObject) -
     }
     late = longest_path(schedule, lambda rank, step: spans[rank, str(step)])
     assert execution.end_ns <= makespan(late)
-    awaited = execute(make(toy, replace(schedule, awaits_sends=True), blocks, ns))
+    awaited = execute(make(toy, dataclasses.replace(schedule, awaits_sends=True), blocks, ns))
     assert awaited.end_ns == makespan(late)
 
 

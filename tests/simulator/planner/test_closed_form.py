@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from planner_jobs import candidates_of, small_job
 
 from moesim.simulator.cost.cost_table import cost_table

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.catalogue import load_model

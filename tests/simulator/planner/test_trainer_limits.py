@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.simulator.layout.job import resolve

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from moesim.hwmodels.errors import InfeasibleError
 from moesim.simulator.engine import registry
@@ -71,7 +71,7 @@ def loads(draw: st.DrawFn) -> Requests:
     times, inputs, outputs = zip(*rows, strict=True)
     scale = draw(st.sampled_from([0, 1, 997, 40_000]))
     load = requests_of(np.array(times) * scale, inputs, outputs)
-    return dataclasses.replace(load, cached_share=draw(st.sampled_from([0.0, 0.0, 0.3])))
+    return replace(load, cached_share=draw(st.sampled_from([0.0, 0.0, 0.3])))
 
 
 def outcome(run: object) -> tuple[object, ...]:
@@ -138,5 +138,5 @@ def test_what_compiled_code_does_not_serve_is_named() -> None:
     shared = requests_of([0, 1], [8, 8], [2, 2], [[1, 2], [1, 3]], 4)
     pool = ReplicaPool(1, Policy(4, 64), Steps(0.0, 1))
     assert "share prefixes" in why_not(shared, pool, "least_loaded")
-    waits = dataclasses.replace(pool, policy=Policy(4, 64, wait_steps=5))
+    waits = replace(pool, policy=Policy(4, 64, wait_steps=5))
     assert "waits before it looks" in why_not(requests_of([0], [8], [2]), waits, "least_loaded")

@@ -1,9 +1,9 @@
 """Memory of a deployment: weights by format against published checkpoints, what a share of memory counts."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.cluster import load_cluster

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from moesim.hwmodels.errors import InfeasibleError
 from moesim.simulator.scenario.serving import ServingPool

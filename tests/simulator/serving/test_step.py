@@ -1,9 +1,8 @@
 """Steps of engines: terms add up, two micro-batches gain where compute can hide the exchange."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.cluster import load_cluster

@@ -7,12 +7,12 @@ measured, so that only the scheduler is judged. TTFT counts from the arrival at 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from lab.packed import read
+from msgspec.structs import replace
 
 from moesim.simulator.scenario import load_scenario
 from moesim.simulator.serving.replicas import PaceModel, Served, StepPace, serve_requests

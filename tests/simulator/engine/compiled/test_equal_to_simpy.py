@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import random_steps
+from msgspec.structs import replace
 from random_steps import differences, random_step
 
 from moesim.simulator.engine.compiled import state
