@@ -187,16 +187,16 @@ class PlanCosts(OfJob):
     ) -> dict[PhaseKey, PhaseCost]:
         """Compute costs of every block kind in some modes.
 
-        Only operators on received rows depend on the expert-parallel degree. The others depend on the number
-        of tokens per GPU, not on the sequences that they come from. Each of these parts is computed once and
-        shared by all plans that have it.
+        Only operators on received rows depend on the expert-parallel degree, and only attention on the
+        sequences that the tokens of a GPU come from. Each of these parts is computed once and shared by all
+        plans that have it.
         """
         policy = self.arithmetic(policy)
         share = (
-            plan.tp, plan.microbatch / plan.cp, self.number(recipe), policy, modes, sms,
+            plan.tp, plan.microbatch, plan.cp, self.number(recipe), policy, modes, sms,
             *framework_copies(plan, self.job),
         )  # fmt: skip
-        split = (plan.cp, plan.sequence_parallel)
+        split = (plan.sequence_parallel,)
         experts = (plan.ep, plan.expert_tp)
         # Reductions of largest elements depend on the experts' degrees everywhere, as the ranks that wait do.
         among = experts if self.scenario.software.amax_reduction != "none" else ()
@@ -212,7 +212,7 @@ class PlanCosts(OfJob):
             for kind in self.kinds:
                 if kind not in self.routed:
                     # Blocks without a layer recompute nothing.
-                    own = share if self.shape.block(kind).layer else (*share[:3], "none", *share[4:])
+                    own = share if self.shape.block(kind).layer else (*share[:4], "none", *share[5:])
                     key = ("block", own, kind, split, among)
                     out |= self._once(key, partial(self._unrouted, pricer, kind, modes, own))
                     continue

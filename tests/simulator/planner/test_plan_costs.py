@@ -102,7 +102,16 @@ def test_ends_of_a_schedule_are_those_of_costs_which_computed_no_other_schedule(
     assert ends == alone and ends[0] != ends[1]
 
 
-@pytest.mark.parametrize("software", [(), COPYING, ("communication.gemm_margin=24",)])
+@pytest.mark.parametrize(
+    "software",
+    [
+        (),
+        COPYING,
+        ("communication.gemm_margin=24",),
+        ("software.framework=megatron-core-0.16",),
+        ("software.framework=torchtitan-0.2",),
+    ],
+)
 def test_a_table_is_that_of_costs_which_computed_nothing_else(software: tuple[str, ...]) -> None:
     changes = ["cluster=h100-1024", "cluster.nodes=16", "profile=null", "model=qwen3-30b-a3b", *software]
     scenario = load_scenario("deepseek-v3-2048xh800", [*changes, "routing=null", "parallel.pp=4"])
