@@ -15,6 +15,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.simulator.common.processes import PATIENCE_S, without_cyclic_collection
 from moesim.simulator.cost.data_parallel import sharded_block
 from moesim.simulator.cost.plan_costs import PlanCosts
+from moesim.simulator.cost.pricing import framework_copies
 from moesim.simulator.layout.gradient_sync import GradientSync
 from moesim.simulator.layout.job import resolve
 from moesim.simulator.layout.parallel import members_per_program
@@ -78,29 +79,36 @@ class BoundBook:
         """Seconds of a block alone [precisions, classes, block kinds, F I W host, compute or small kernels].
 
         In the place of the host stand the least seconds of the forward and of the whole backward, those of
-        its calls. `kept`: share of the routed rows that are computed.
+        its calls. `kept`: share of the routed rows that are computed. The least over ZeRO stages counts.
         """
         cell = LayerSplit.of(plan), kept
         if cell not in self._compute:
-            rows = []
-            for recipe in self.recipes:
-                tables = [
-                    self.costs.alone(plan, recipe, policy, self._fastest(plan, recipe, policy))
-                    for policy in self.classes
-                ]
-                rows.append(
-                    [
-                        [
-                            [*_actions(action_seconds(t, k, kept)), host]
-                            for k, host in zip(
-                                self.costs.kinds, self.costs.least_host_s(plan, recipe, policy), strict=True
-                            )
-                        ]
-                        for t, policy in zip(tables, self.classes, strict=True)
-                    ]
-                )
-            self._compute[cell] = np.array(rows)
+            job = self.costs.job
+            stages = (plan.model_copy(update={"zero_stage": stage}) for stage in self.zero_stages)
+            alike = {framework_copies(one, job): one for one in stages}  # a stage may write more than another
+            each = [self._seconds(one, kept) for one in alike.values()]
+            self._compute[cell] = np.minimum.reduce(each)
         return self._compute[cell]
+
+    def _seconds(self, plan: ParallelPlan, kept: float) -> FloatArray:
+        rows = []
+        for recipe in self.recipes:
+            tables = [
+                self.costs.alone(plan, recipe, policy, self._fastest(plan, recipe, policy))
+                for policy in self.classes
+            ]
+            rows.append(
+                [
+                    [
+                        [*_actions(action_seconds(t, k, kept)), host]
+                        for k, host in zip(
+                            self.costs.kinds, self.costs.least_host_s(plan, recipe, policy), strict=True
+                        )
+                    ]
+                    for t, policy in zip(tables, self.classes, strict=True)
+                ]
+            )
+        return np.array(rows)
 
     def compute_with(
         self, plans: Sequence[ParallelPlan], pool: Executor, alive: Callable[[int], None]
@@ -113,7 +121,7 @@ class BoundBook:
         """
         alike: dict[object, list[ParallelPlan]] = {}
         for plan in plans:  # plans of a part share the costs of their attention
-            alike.setdefault((plan.tp, plan.microbatch / plan.cp), []).append(plan)
+            alike.setdefault((plan.tp, plan.microbatch, plan.cp), []).append(plan)
         axes = self.recipes, self.policies, self.sms, self.zero_stages, self.placements
         task = partial(_computed, self.costs.scenario, tuple(self.costs.recipes), axes)
         running = [(part, pool.submit(task, tuple(part))) for part in alike.values()]

@@ -157,6 +157,18 @@ def test_no_closed_form_is_below_its_own_bound_which_counts_calls_of_the_host(fr
     assert (found.least_s > found.bound).any()
 
 
+def test_a_bound_is_not_above_the_plans_of_any_zero_stage() -> None:
+    """Under torchtitan a stage without sharding writes weight gradients that others do not."""
+    wanted = PlanSpace(
+        tp=(1,), pp=(4,), ep=(1,), cp=(1,), vpp=(2,), microbatch=(1,), zero_stage=(0, 1), schedule=("1f1b",),
+        recompute=("none",), precision=("bf16",), sms=(20,),
+    )  # fmt: skip
+    found, study = candidates_of(small_job("software.framework=torchtitan-0.2"), wanted)
+    bound, found.bound[:] = found.bound.copy(), 0.0  # a time is given as at least its bound
+    study.estimate(range(len(bound)))
+    assert len(bound) and (bound <= found.time_s).all()
+
+
 @pytest.mark.parametrize(
     "routing",
     [
