@@ -32,7 +32,7 @@ class Barriers(NamedTuple):
 
 
 class BarrierWaits(NamedTuple):
-    """BarrierWaits of a group at the barriers of all transfers, over all passes, in nanoseconds.
+    """Waits of a group at the barriers of all transfers, over all passes, in nanoseconds.
 
     `wait_ns` [transfers, members]: of each member for those that were ready later, by transfer of the
     templates in the order of `ActionTable.codes`. `held_up_ns` [pipeline ranks, members]: time in which a
