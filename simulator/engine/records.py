@@ -31,7 +31,7 @@ class Barriers(NamedTuple):
     ready_total_ns: IntArray
 
 
-class Waits(NamedTuple):
+class BarrierWaits(NamedTuple):
     """Waits of a group at the barriers of all transfers, over all passes, in nanoseconds.
 
     `wait_ns` [transfers, members]: of each member for those that were ready later, by transfer of the
@@ -92,7 +92,7 @@ class RecordedTimes(Struct, frozen=True, eq=False):
     begins: IntArray
     finishes: IntArray
     barriers: Barriers | None = None
-    waits: Waits | None = None
+    waits: BarrierWaits | None = None
 
     @classmethod
     def empty(cls, table: ActionTable, members: int) -> RecordedTimes:
@@ -205,7 +205,7 @@ def barriers(execution: Execution) -> Barriers:
     return Barriers(last, total)
 
 
-def waits(execution: Execution) -> Waits:
+def waits(execution: Execution) -> BarrierWaits:
     """What the members of a group waited at barriers: as recorded, or from its times."""
     if execution.times.waits is not None:
         return execution.times.waits
@@ -218,7 +218,7 @@ def waits(execution: Execution) -> Waits:
             last = ready.argmax(axis=2)
             np.put_along_axis(ready, last[..., None], -1, axis=2)
             np.add.at(held_up[rank], last, meet - ready.max(axis=2))
-    return Waits(np.concatenate(wait), held_up)
+    return BarrierWaits(np.concatenate(wait), held_up)
 
 
 def _ready_ns(execution: Execution) -> Iterator[tuple[IntArray, int, IntArray]]:

@@ -48,12 +48,12 @@ from moesim.simulator.engine.maxmin import CAPACITY_UNITS, MOST_LINKS_IN_STEPS
 from moesim.simulator.engine.program import Program, action_table
 from moesim.simulator.engine.records import (
     Barriers,
+    BarrierWaits,
     Engine,
     Execution,
     RecordedTimes,
     SendRecord,
     ShortTimes,
-    Waits,
     end_of_step,
     free_by_rank,
 )
@@ -172,7 +172,7 @@ def _times(lowered: LoweredStep, state: RunState, group: int) -> RecordedTimes:
     waits = None
     if sizes.wait_rows > 0:
         own = slice(*lowered.first_transfer[group : group + 2])
-        waits = Waits(state.waits[own], state.held_up[group * ranks : (group + 1) * ranks])
+        waits = BarrierWaits(state.waits[own], state.held_up[group * ranks : (group + 1) * ranks])
     return RecordedTimes(
         starts[first:last],
         ends[first:last],

@@ -16,7 +16,7 @@ from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.cost.table import SyncCost, TransferCost
 from moesim.simulator.engine.link_map import Demand, FoldedLinkMap
 from moesim.simulator.engine.program import Program
-from moesim.simulator.engine.records import Barriers, Execution, Waits, barriers, waits
+from moesim.simulator.engine.records import Barriers, BarrierWaits, Execution, barriers, waits
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.schedules import SCHEDULES, build
 
@@ -144,7 +144,7 @@ def differences(ours: Sequence[Execution], reference: Sequence[Execution]) -> li
             a, b = getattr(one.times, name), getattr(other.times, name)
             if a.shape != b.shape or not np.array_equal(a, b):
                 result.append(f"group {group}: {name}")
-        names = (*Barriers._fields, *Waits._fields)
+        names = (*Barriers._fields, *BarrierWaits._fields)
         pairs = zip((*barriers(one), *waits(one)), (*barriers(other), *waits(other)), strict=True)
         for name, (a, b) in zip(names, pairs, strict=True):
             if not np.array_equal(a, b):
