@@ -289,7 +289,7 @@ def evaluate(scenario: Scenario, uncertainty: bool = False) -> PointOutcome:
     """Predict one scenario; a refused scenario becomes an outcome with the reason.
 
     Of the prediction the outcome has the figures alone, so that what nobody tabulates is never worked out
-    (decision 0102).
+    (decision 0095).
     """
     began = time.perf_counter()
     with without_cyclic_collection():  # a point's objects are gone before the collector looks at them
