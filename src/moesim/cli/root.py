@@ -424,6 +424,7 @@ def _start_quickly() -> None:
     """Settings of the process that make imports faster: a tenth of a second of the first prediction."""
     gc.set_threshold(500_000, 50, 50)  # most objects of a command live until its end
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # else it searches all installed packages
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else NumPy starts threads that wait in a loop
 
 
 @cache
