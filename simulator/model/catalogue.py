@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from moesim.simulator.model.huggingface import ImportedModel
 
 
+@cache
 def shipped_models() -> tuple[str, ...]:
     """Names of the model files that come with the package, sorted."""
     names = (entry.name for entry in _folder().iterdir())
