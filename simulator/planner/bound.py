@@ -84,7 +84,7 @@ class BoundBook:
         cell = LayerSplit.of(plan), kept
         if cell not in self._compute:
             job = self.costs.job
-            stages = (plan.model_copy(update={"zero_stage": stage}) for stage in self.zero_stages)
+            stages = (self._staged(plan, stage) for stage in self.zero_stages)
             alike = {framework_copies(one, job): one for one in stages}  # a stage may write more than another
             each = [self._seconds(one, kept) for one in alike.values()]
             self._compute[cell] = np.minimum.reduce(each)
@@ -224,9 +224,9 @@ class BoundBook:
         The bound is the longest time of a few ranks. Each adds up the forwards before its first action, its
         own work alone on all SMs with even loads and without dropped rows, the input gradients after its
         last one, and the end of the step. An overlapped pair takes the longer of its compute and its
-        transfers. Sends, skew and interference only add to that. `of_closed_form`: least seconds of the
-        closed form only, in which GPUs lag as much as is expected, and no action is shorter than its host's
-        calls.
+        transfers. Sends, skew and interference only add to that. Collectives over replicas inside the step
+        are a second bound. `of_closed_form`: least seconds of the closed form only, in which GPUs lag as
+        much as is expected, and no action is shorter than its host's calls.
         """
         compute, transfer, count, least, lag = self._once_for(frames, "inputs", partial(self._inputs, frames))
         if of_closed_form:
@@ -245,6 +245,10 @@ class BoundBook:
             one = done[..., None] + (reduce[..., rank] + update)[:, :, None, None, :]
             best = one if best is None else np.maximum(best, one)
         assert best is not None
+        for z, stage in enumerate(self.zero_stages):
+            if self._inside_step(frames, stage) and not (pattern.paired and stage == 3):
+                moved = self.sharded(frames, pattern, assignment, stage)[:, :, None, :]
+                best[..., z] = np.maximum(best[..., z], moved)
         return best
 
     def _ends(
@@ -278,25 +282,6 @@ class BoundBook:
                         update[r, s] = [cost.norm_s + cost.optimizer_s + cost.gather_s for cost in end]
                 seen[key] = reduce, update.max(axis=-1)
         return np.array([seen[key][0] for key in keys]), np.array([seen[key][1] for key in keys])
-
-    def with_sharding(
-        self,
-        frames: Sequence[Frame],
-        pattern: Pattern,
-        assignment: StageAssignment,
-        *,
-        of_closed_form: bool = False,
-    ) -> FloatArray:
-        """Least seconds of a step, also by the collectives over replicas inside it (eq. P1).
-
-        Axes and `of_closed_form` are those of `step`.
-        """
-        bound = self.step(frames, pattern, assignment, of_closed_form=of_closed_form)
-        for z, stage in enumerate(self.zero_stages):
-            if self._inside_step(frames, stage) and not (pattern.paired and stage == 3):
-                moved = self.sharded(frames, pattern, assignment, stage)[:, :, None, :]
-                bound[..., z] = np.maximum(bound[..., z], moved)
-        return bound
 
     def _inside_step(self, frames: Sequence[Frame], zero_stage: int) -> bool:
         """Whether collectives over replicas run inside the step of any of the frames."""

@@ -208,9 +208,7 @@ class _Gathering:
     def _of_closed_form(self, group: FrameGroup, counted: _Counted, keep: IntArray) -> FloatArray:
         """Bounds of the closed forms of the plans that are kept, which matter where a host delays work."""
         bound = counted.bound.reshape(len(self.replicas), -1)[:, keep]
-        software = self.bounds.costs.scenario.software
-        # Where autograd adds gradients up, calls depend on the ZeRO stage, and a frame has all stages.
-        if software.host is None or software.weight_gradients == "written" or not len(keep):
+        if self.bounds.costs.scenario.software.host is None or not len(keep):
             return np.asarray(bound[0])
         least = np.full(len(keep), np.inf)
         for k, own in enumerate(bound):  # another number of replicas may have another layout
@@ -219,7 +217,7 @@ class _Gathering:
                 mine = np.nonzero(layouts == n)[0]
                 frames, place = np.unique(keep[mine] // self.space.inner, return_inverse=True)
                 chosen = [group.frames[frame] for frame in frames]
-                each = self.bounds.with_sharding(chosen, group.pattern, group.layouts[n], of_closed_form=True)
+                each = self.bounds.step(chosen, group.pattern, group.layouts[n], of_closed_form=True)
                 inner = each[:, :, self.bounds.class_of].reshape(len(frames), -1)
                 least[mine] = np.minimum(least[mine], inner[place, keep[mine] % self.space.inner])
         return np.asarray(np.maximum(least, bound[0]))
@@ -259,7 +257,7 @@ class _Gathering:
         chosen = np.zeros(whole, dtype=np.int8)
         for n, layout in enumerate(group.layouts):
             each = [self.memory.fullest(frames, pattern, layout, more) for more in self.replicas]
-            bound = self.bounds.with_sharding(frames, pattern, layout)[:, :, self.bounds.class_of]
+            bound = self.bounds.step(frames, pattern, layout)[:, :, self.bounds.class_of]
             for k, fullest in enumerate(each):
                 better = is_admitted(*fullest, self.capacity, self.space.headroom) & (bound < best[k])
                 best[k] = np.where(better, bound, best[k])

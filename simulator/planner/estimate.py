@@ -137,7 +137,7 @@ def estimate(scenario: Scenario) -> Estimate:
     order = scenario.communication.order_of(scenario.schedule)
     seconds = float(step_seconds([costed], frame.pattern, order)[0])
     bounds = BoundBook(costs, loads, [scenario.recipe], [policy], [sms], [plan.zero_stage], [placement])
-    bound = float(bounds.with_sharding([frame], frame.pattern, stages).min())
+    bound = float(bounds.step([frame], frame.pattern, stages).min())
     evidence = [costed.table.evidence, *(part.evidence for part in costed.sync)]
     notes = combined((part, 1.0) for part in evidence).notes
     return _finished(job, frame, stages, (seconds, bound), notes)

@@ -143,7 +143,7 @@ def test_the_closed_form_is_near_the_engine_and_above_the_bound(
         assert found.time_s[number] == pytest.approx(simulated, rel=0.05), label
 
 
-@pytest.mark.parametrize("framework", ["megatron-core-0.17", "deepspeed-0.19"])
+@pytest.mark.parametrize("framework", ["megatron-core-0.17", "deepspeed-0.19", "torchtitan-0.2"])
 def test_no_closed_form_is_below_its_own_bound_which_counts_calls_of_the_host(framework: str) -> None:
     wanted = PlanSpace(
         tp=(1, 2), pp=(4,), ep=(8,), cp=(1,), vpp=(2,), microbatch=(1,), zero_stage=(1, 3),
