@@ -15,6 +15,7 @@ from moesim.hwmodels.arrays import BoolArray
 from moesim.hwmodels.errors import InfeasibleError
 from moesim.simulator.model.recompute import parse_recompute, recompute_label
 from moesim.simulator.model.repeated import modules_of_model
+from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.placements import placement_name
 from moesim.simulator.planner.plan_arrays import inner_axes
@@ -39,6 +40,10 @@ class TrainerLimits(Struct, frozen=True, dict=True):
 
     trainer: Trainer
     scenario: Scenario
+
+    @cached_property
+    def _shape(self) -> ModelShape:
+        return self.scenario.shape  # which looks up its file; a search asks for every frame
 
     @cached_property
     def _given(self) -> Mapping[str, Any]:
@@ -83,8 +88,8 @@ class TrainerLimits(Struct, frozen=True, dict=True):
         update: dict[str, Any] = {"precision": tuple(dict.fromkeys(recipes))}
         if wanted.recompute is None and "recompute" in self.trainer.search:
             # The trainer's choices whose modules the model has.
-            have = modules_of_model(self.scenario.shape)
-            search, dense = self.trainer.search, self.scenario.shape.moe is None
+            have = modules_of_model(self._shape)
+            search, dense = self.trainer.search, self._shape.moe is None
             texts = search["recompute_dense" if dense and "recompute_dense" in search else "recompute"]
             choices = map(parse_recompute, texts)
             update["recompute"] = tuple(
@@ -223,7 +228,7 @@ class TrainerLimits(Struct, frozen=True, dict=True):
         plan, layout = frame.plan, frame.layout
         return {
             **self._given,
-            **plan_values(self.scenario.shape, plan, frame.schedule, self.trainer.project),
+            **plan_values(self._shape, plan, frame.schedule, self.trainer.project),
             **batch_values(plan, layout.n_gpus // (plan.tp * plan.cp * plan.pp), frame.microbatches),
         }
 
